@@ -1,0 +1,102 @@
+"""Real and simulated time.
+
+Every wait of a run goes through the running event loop's clock, so a simulated loop is enough to put a whole run into
+simulated time: ``run(main, simulated=True)`` runs it on an event loop whose clock stands still while anything is ready
+and jumps to the next timer when every task waits. Real computation takes no simulated time by itself; whoever computes
+charges its cost from a ``CostModel`` by awaiting ``charge``. No threads take part, so the same program gives the same
+order of events every time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """What computation costs in simulated seconds; all zero in real time."""
+
+    decode_token: float = 0.0
+    prefill_token: float = 0.0
+    generation_step: float = 0.0
+    train_token: float = 0.0
+    update: float = 0.0
+    publication: float = 0.0
+    environment_step: float = 0.0
+
+
+class StuckError(RuntimeError):
+    """Every task waits and no timer is set: in simulated time nothing can ever happen again."""
+
+
+class _SimulatedSelector(selectors.BaseSelector):
+    """A selector that never sleeps: where the loop would sleep until the next timer, the clock jumps there."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._inner = selectors.SelectSelector()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = self._inner.select(0)
+        if ready:
+            return ready
+        if timeout is None:
+            raise StuckError("simulated time: every task waits and no timer is set")
+        if timeout > 0:
+            self.now += timeout
+        return []
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._inner.register(fileobj, events, data)
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self._inner.unregister(fileobj)
+
+    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._inner.modify(fileobj, events, data)
+
+    def get_map(self) -> Any:
+        return self._inner.get_map()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    """An event loop whose ``time()`` is simulated seconds since its start."""
+
+    def __init__(self) -> None:
+        self._simulated = _SimulatedSelector()
+        super().__init__(self._simulated)
+
+    def time(self) -> float:
+        return self._simulated.now
+
+
+def run(main: Coroutine[Any, Any, T], *, simulated: bool = False) -> T:
+    """Run ``main`` to its end in real or simulated time."""
+    with asyncio.Runner(loop_factory=SimulatedLoop if simulated else None) as runner:
+        return runner.run(main)
+
+
+def is_simulated() -> bool:
+    return isinstance(asyncio.get_running_loop(), SimulatedLoop)
+
+
+def now() -> float:
+    """Seconds on the running loop's clock."""
+    return asyncio.get_running_loop().time()
+
+
+async def charge(seconds: float) -> None:
+    """Let ``seconds`` pass in simulated time; in real time computation has already taken its own time, so nothing is added."""
+    if seconds > 0 and is_simulated():
+        await asyncio.sleep(seconds)
+    else:
+        await asyncio.sleep(0)
