@@ -1,0 +1,104 @@
+"""Soft gates: smooth, positive stand-ins f(r) for the importance ratio r that let far-off tokens fade out instead of cutting them off.
+
+A kernel is an odd, increasing h with h'(0) = 1 and |h(u)| < |u| for u != 0. With the temperature tau > 0,
+
+    domain "log":   f(r) = exp(h(tau ln r) / tau)          d ln f / d ln r = h'(tau ln r)
+    domain "ratio": f(r) = 1 + h(tau (r - 1)) / tau        d ln f / d ln r = h'(tau (r - 1)) r / f(r)
+
+so that f(1) = f'(1) = 1: on-policy a gate changes nothing. A larger tau damps sooner.
+
+| kernel | h(u) | h'(u), the attenuation |
+| --- | --- | --- |
+| ``arctan`` | arctan u | 1 / (1 + u^2), Cauchy |
+| ``sigmoid`` | 2 tanh(u / 2) | sech^2(u / 2), logistic |
+| ``erf`` | (sqrt(pi) / 2) erf(u) | exp(-u^2), Gaussian |
+| ``softsign`` | u / (1 + abs(u)) | 1 / (1 + abs(u))^2 |
+| ``identity`` | u | 1: no gate |
+
+The arctangent gate on the log-ratio, with separate temperatures by the sign of the advantage, is SSPO's (arXiv 2602.19327); soft
+gates in general: arXiv 2602.19345. The published scaling of the argument and the temperatures' values were not available: this
+parametrization is Headrace's own, chosen so that every property above holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+Kernel = Literal["arctan", "sigmoid", "erf", "softsign", "identity"]
+Domain = Literal["log", "ratio"]
+KERNELS: tuple[str, ...] = get_args(Kernel)
+DOMAINS: tuple[str, ...] = get_args(Domain)
+
+_VALUES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "arctan": torch.atan,
+    "sigmoid": lambda u: 2 * torch.tanh(u / 2),
+    "erf": lambda u: (math.sqrt(math.pi) / 2) * torch.erf(u),
+    "softsign": lambda u: u / (1 + u.abs()),
+    "identity": lambda u: u,
+}
+_SLOPES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "arctan": lambda u: 1 / (1 + u * u),
+    "sigmoid": lambda u: 1 - torch.tanh(u / 2).square(),
+    "erf": lambda u: torch.exp(-u * u),
+    "softsign": lambda u: (1 / (1 + u.abs())).square(),
+    "identity": torch.ones_like,
+}
+# Beyond ln r = 60 every kernel has reached its limit to within 1e-26; capping there keeps tau (r - 1) far from float32's overflow.
+_SATURATED = 60.0
+
+
+def gate(ratio_log: Tensor, tau: float | Tensor, kernel: str = "arctan", domain: str = "log") -> Tensor:
+    """``ln f(r)`` for ``ratio_log = ln r``, any shape; ``tau`` is a number or a tensor that broadcasts against it.
+
+    Computed in float32 or better, whatever comes in; returned in that dtype with the shape of ``ratio_log``. Value and gradient
+    are finite for ln r in [-80, 80]. Raises ValueError for an unknown kernel or domain and for a number tau that is not positive.
+    """
+    check_gate(kernel, domain)
+    if not isinstance(tau, Tensor) and not 0 < tau < math.inf:
+        raise ValueError(f"the temperature tau must be positive and finite, got {tau}")
+    x = ratio_log.to(torch.promote_types(ratio_log.dtype, torch.float32))
+    if kernel == "identity":
+        return x.clone() if x is ratio_log else x
+    if domain == "log":
+        return _VALUES[kernel](tau * x) / tau
+    below = x < 0
+    lower, upper = torch.where(below, x, 0.0), torch.where(below, 0.0, x)
+    return torch.where(below, _log_gate_below(lower, tau, kernel), _log_gate_above(upper, tau, kernel))
+
+
+def _log_gate_above(x: Tensor, tau: float | Tensor, kernel: str) -> Tensor:
+    """``ln f`` in the ratio domain for x = ln r >= 0."""
+    return torch.log1p(_VALUES[kernel](tau * torch.expm1(x.clamp(max=_SATURATED))) / tau)
+
+
+def _log_gate_below(x: Tensor, tau: float | Tensor, kernel: str) -> Tensor:
+    """``ln f`` in the ratio domain for x = ln r < 0, as ``ln(r + (h(u) - u) / tau)``: both summands are positive, so f > 0."""
+    u = tau * torch.expm1(x)
+    return torch.log(torch.exp(x) + (_VALUES[kernel](u) - u).clamp(min=0) / tau)
+
+
+def gate_slope(ratio_log: Tensor, tau: float | Tensor, kernel: str = "arctan", domain: str = "log") -> Tensor:
+    """``d ln f / d ln r``: how much of a token's gradient the gate lets through.
+
+    Shapes, dtypes and errors as in :func:`gate`; the result carries no gradient.
+    """
+    check_gate(kernel, domain)
+    with torch.no_grad():
+        x = ratio_log.to(torch.promote_types(ratio_log.dtype, torch.float32))
+        if domain == "log" or kernel == "identity":
+            return _SLOPES[kernel](tau * x)
+        capped = x.clamp(max=_SATURATED)
+        return _SLOPES[kernel](tau * torch.expm1(capped)) * torch.exp(capped - gate(x, tau, kernel, domain))
+
+
+def check_gate(kernel: str, domain: str) -> None:
+    """Raise ValueError unless both names are known."""
+    if kernel not in KERNELS:
+        raise ValueError(f"unknown gate kernel {kernel!r}; known: {', '.join(KERNELS)}")
+    if domain not in DOMAINS:
+        raise ValueError(f"unknown gate domain {domain!r}; known: {', '.join(DOMAINS)}")
