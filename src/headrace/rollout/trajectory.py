@@ -63,7 +63,7 @@ class Prior:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """An attempt leaves: its snapshot is pinned and its prompt value frozen. ``alpha`` and ``beta`` are None for recipes without a memory."""
+    """An attempt leaves: its snapshot is pinned and its prompt value frozen (None where the recipe has no memory)."""
 
     number: int
     task: str
@@ -114,7 +114,7 @@ class Consumption:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """The snapshot ``version``, made by the update ``batch``, serves dispatches from here on. The initial policy is version 0 and is not logged."""
+    """The snapshot ``version``, made by the update ``batch``, serves dispatches from here on. Version 0 is not logged."""
 
     version: int
     batch: int

@@ -1,0 +1,72 @@
+"""How good a policy is: sampled (or greedy) attempts at fixed tasks with fixed seeds, and an interval for the success."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from headrace.evaluation_statistics import Interval, wilson_interval
+from headrace.rollout.trajectory import Failure, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class KindResult:
+    success: float
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Success on one split. ``low`` and ``high``: 95 % Wilson interval over attempts at these very tasks (it covers the
+    randomness of sampling, not that of drawing other tasks). ``failed`` attempts ended in an error or a deadline and are
+    not among ``attempts``."""
+
+    split: str
+    update: int
+    success: float
+    low: float
+    high: float
+    attempts: int
+    failed: int
+    mean_outcome: float
+    by_kind: dict[str, KindResult]
+
+    def sentence(self) -> str:
+        return f"{self.split}: success {self.success:.3f} [{self.low:.3f}, {self.high:.3f}] over {self.attempts} attempts"
+
+
+def summarize(split: str, update: int, results: Sequence[Trajectory | Failure]) -> Evaluation:
+    scored = [result for result in results if isinstance(result, Trajectory) and result.scored]
+    successes = sum(result.success for result in scored)
+    interval = wilson_interval(successes, len(scored)) if scored else Interval(0.0, 1.0)
+    kinds: dict[str, list[bool]] = {}
+    for result in scored:
+        kinds.setdefault(result.dispatch.kind, []).append(result.success)
+    return Evaluation(
+        split=split,
+        update=update,
+        success=successes / len(scored) if scored else float("nan"),
+        low=interval.low,
+        high=interval.high,
+        attempts=len(scored),
+        failed=len(results) - len(scored),
+        mean_outcome=sum(result.outcome for result in scored) / len(scored) if scored else float("nan"),
+        by_kind={kind: KindResult(sum(values) / len(values), len(values)) for kind, values in sorted(kinds.items())},
+    )
+
+
+def append(path: Path, evaluation: Evaluation) -> None:
+    """One JSON line; an evaluation of the same split and update replaces the older one (a resumed run measures again)."""
+    rows = [row for row in read(path) if (row["split"], row["update"]) != (evaluation.split, evaluation.update)]
+    rows.append(asdict(evaluation))
+    aside = path.with_name(f".{path.name}.writing")
+    aside.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    aside.replace(path)
+
+
+def read(path: Path) -> list[dict[str, object]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

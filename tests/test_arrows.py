@@ -1,0 +1,93 @@
+"""Imports point one way (docs/design.md): the rooms, and who may know of whom."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "src" / "headrace"
+
+# Each room and what it may import of the project besides itself; the top-level leaves are open to everyone named.
+ALLOWED = {
+    "algorithms": set(),
+    "environments": set(),
+    "rollout": {"environments"},
+    "records": {"rollout.trajectory"},
+    "training": {"algorithms", "environments", "rollout", "records", "config", "errors", "open_doors", "evaluation_statistics"},
+    "studies": {"algorithms", "environments", "rollout", "records", "training", "config", "errors", "evaluation_statistics"},
+    "distributed": {"algorithms", "environments", "rollout", "records", "training", "config", "errors"},
+    "integrations": {"algorithms"},
+    "config": {"errors", "training.recipes", "environments.worlds"},
+    "errors": set(),
+    "open_doors": {"errors"},
+    "evaluation_statistics": set(),
+}
+
+
+def imports(path):
+    """(imported module, line) of every import of the project, lazy ones included."""
+    package = ["headrace", *path.relative_to(ROOT).with_suffix("").parts][:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = [] if node.level == 0 else package[: len(package) - node.level + 1]
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            names = [module] if module != "headrace" else [f"headrace.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name.split(".")[0] == "headrace":
+                yield name.removeprefix("headrace").removeprefix("."), node.lineno
+
+
+def room_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[0]
+
+
+def wrong_arrows():
+    for path in sorted(ROOT.rglob("*.py")):
+        room = room_of(path)
+        if room not in ALLOWED:
+            continue
+        for module, line in imports(path):
+            allowed = any(module == name or module.startswith(name + ".") for name in ALLOWED[room] | {room})
+            if module and not allowed:
+                yield f"{path.relative_to(ROOT)}:{line} imports headrace.{module}"
+
+
+def test_every_arrow_points_the_right_way():
+    assert list(wrong_arrows()) == []
+
+
+def test_the_check_sees_a_wrong_arrow():
+    source = "from headrace.training.loop import Loop"
+    path = ROOT / "algorithms" / "memory.py"
+    node = ast.parse(source).body[0]
+    assert isinstance(node, ast.ImportFrom) and room_of(path) == "algorithms"
+    assert not any(node.module.startswith(f"headrace.{name}") for name in ALLOWED["algorithms"] | {"algorithms"})
+
+
+def test_every_room_has_a_rule():
+    rooms = {path.name for path in ROOT.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
+    assert rooms <= set(ALLOWED)
+
+
+@pytest.mark.parametrize(
+    ("module", "forbidden"),
+    [
+        ("headrace.algorithms", ("transformers", "numpy.testing", "pydantic", "headrace.rollout", "headrace.training")),
+        ("headrace.environments.household", ("torch", "transformers")),
+        ("headrace.environments.worlds", ("torch", "transformers")),
+        ("headrace.config", ("torch", "transformers", "typer", "rich")),
+        ("headrace.cli", ("torch", "transformers", "pydantic", "numpy")),
+        ("headrace", ("torch", "transformers", "pydantic", "numpy")),
+    ],
+)
+def test_heavy_or_foreign_modules_are_not_loaded(module, forbidden):
+    code = f"import sys, {module}; print(*[name for name in {forbidden!r} if name in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout.split()
+    assert loaded == []
