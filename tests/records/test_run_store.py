@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headrace.errors import RunFailed, UserError
 from headrace.records.ledger import LedgerError
 from headrace.records.run_store import RUN_FILE, RunError, RunReader, RunStore, is_run
 from headrace.rollout.trajectory import (
@@ -263,6 +264,7 @@ def test_a_missing_run_is_named(tmp_path):
     with pytest.raises(RunError, match="no run in"):
         RunStore.resume(tmp_path / "nowhere", clock=time.monotonic)
     assert not (tmp_path / "nowhere").exists()
+    assert issubclass(RunError, UserError)
 
 
 def test_files_that_are_no_run_are_named(tmp_path):
@@ -313,6 +315,17 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(RunError, match=r"cannot write to .*file"):
         RunStore.create(tmp_path / "file", clock=time.monotonic)
+
+
+def test_a_log_that_cannot_be_written_ends_the_run_with_a_sentence(store):
+    store.append(dispatch(0))
+    store._connection.execute(f"PRAGMA max_page_count = {store._connection.execute('PRAGMA page_count').fetchone()[0]}")
+    with pytest.raises(RunFailed, match=r"cannot write to .*run\.sqlite: .*full; the run can be resumed"):
+        for number in range(1, 10_000):
+            store.append(dispatch(number))
+    assert len(store) == number
+    store._connection.execute("PRAGMA max_page_count = 100000")
+    assert store.append(dispatch(number)) == number
 
 
 def test_plain_sql_reads_the_log(store):

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import astuple
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from headrace.errors import RunFailed
 from headrace.records.codec import (
     FIELDS,
     TRAJECTORY_COLUMNS,
@@ -174,8 +176,8 @@ class RunReader:
     def _connect(self) -> sqlite3.Connection:
         return _connect_read_only(self._path)
 
-    def _sound(self) -> _Sound:
-        return _Sound(self._path)
+    def _sound(self) -> AbstractContextManager[None]:
+        return _sound(self._path)
 
 
 class RunStore(RunReader):
@@ -256,22 +258,30 @@ class RunStore(RunReader):
         try:
             for i, event in enumerate(events):
                 self._admit(event, first + i)
-            with self._sound():
+            with self._written():
                 self._connection.execute("BEGIN IMMEDIATE")
                 self._connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?)", rows)
                 if trajectory is not None:
                     marks = ", ".join("?" * (2 + len(TRAJECTORY_COLUMNS)))
                     self._connection.execute(f"INSERT INTO trajectories VALUES ({marks})", (first, rows[0][3], *astuple(trajectory)))
                 self._connection.execute("COMMIT")
+            self._length = first + len(rows)
         except BaseException:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             self._reload()
             raise
-        self._length = first + len(rows)
         if isinstance(events[0], Restored):
             self._reload()
         return first
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """A log that can no longer be written ends the run; what it holds so far can be resumed."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise RunFailed(f"cannot write to {self._path}: {error}; the run can be resumed once it can be written again") from error
 
     def _admit(self, event: Event, position: int) -> None:
         if isinstance(event, Restored) and not 0 <= event.log_position <= position:
@@ -286,20 +296,15 @@ class RunStore(RunReader):
             raise RunError(f"{self._path} is damaged: {error}") from error
 
 
-class _Sound:
+@contextmanager
+def _sound(path: Path) -> Iterator[None]:
     """SQLite's errors become a ``RunError`` that names the file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if isinstance(error, sqlite3.OperationalError):
-            raise RunError(f"cannot use {self._path}: {error}") from error
-        if isinstance(error, sqlite3.DatabaseError):
-            raise RunError(f"{self._path} is damaged or not the log of a run: {error}") from error
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise RunError(f"cannot use {path}: {error}") from error
+    except sqlite3.DatabaseError as error:
+        raise RunError(f"{path} is damaged or not the log of a run: {error}") from error
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -1,0 +1,1 @@
+"""Matched comparisons and what a person reads of runs: curves, reports."""
