@@ -62,6 +62,7 @@ def normalize(advantages_n: Tensor, action_tokens_n: Tensor, measure: str, group
 def normalize_with_counts(advantages_n: Tensor, action_tokens_n: Tensor, measure: str, groups_n: Tensor | None = None) -> Normalized:
     """:func:`normalize`, with the counts that every run reports."""
     lengths_n = torch.as_tensor(action_tokens_n)
+    groups_n = None if groups_n is None else torch.as_tensor(groups_n)
     _check(advantages_n, lengths_n, measure, groups_n)
     # A few thousand numbers: float64 on the CPU is exact enough, the same on every device, and costs nothing.
     raw_n = advantages_n.detach().to("cpu", torch.float64)

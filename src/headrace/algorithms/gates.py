@@ -24,10 +24,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 Kernel = Literal["arctan", "sigmoid", "erf", "softsign", "identity"]
 Domain = Literal["log", "ratio"]
@@ -55,31 +56,15 @@ _SATURATED = 60.0
 def gate(ratio_log: Tensor, tau: float | Tensor, kernel: str = "arctan", domain: str = "log") -> Tensor:
     """``ln f(r)`` for ``ratio_log = ln r``, any shape; ``tau`` is a number or a tensor that broadcasts against it.
 
-    Computed in float32 or better, whatever comes in; returned in that dtype with the shape of ``ratio_log``. Value and gradient
-    are finite for ln r in [-80, 80]. Raises ValueError for an unknown kernel or domain and for a number tau that is not positive.
+    Computed in float32 or better, whatever comes in; returned in that dtype with the shape of ``ratio_log``. Value and gradient are
+    finite for ln r in [-80, 80]. The gradient is :func:`gate_slope`, differentiable once and with respect to ``ratio_log`` only. Raises
+    ValueError for an unknown kernel or domain and for a number tau that is not positive.
     """
     check_gate(kernel, domain)
     if not isinstance(tau, Tensor) and not 0 < tau < math.inf:
         raise ValueError(f"the temperature tau must be positive and finite, got {tau}")
     x = ratio_log.to(torch.promote_types(ratio_log.dtype, torch.float32))
-    if kernel == "identity":
-        return x.clone() if x is ratio_log else x
-    if domain == "log":
-        return _VALUES[kernel](tau * x) / tau
-    below = x < 0
-    lower, upper = torch.where(below, x, 0.0), torch.where(below, 0.0, x)
-    return torch.where(below, _log_gate_below(lower, tau, kernel), _log_gate_above(upper, tau, kernel))
-
-
-def _log_gate_above(x: Tensor, tau: float | Tensor, kernel: str) -> Tensor:
-    """``ln f`` in the ratio domain for x = ln r >= 0."""
-    return torch.log1p(_VALUES[kernel](tau * torch.expm1(x.clamp(max=_SATURATED))) / tau)
-
-
-def _log_gate_below(x: Tensor, tau: float | Tensor, kernel: str) -> Tensor:
-    """``ln f`` in the ratio domain for x = ln r < 0, as ``ln(r + (h(u) - u) / tau)``: both summands are positive, so f > 0."""
-    u = tau * torch.expm1(x)
-    return torch.log(torch.exp(x) + (_VALUES[kernel](u) - u).clamp(min=0) / tau)
+    return cast(Tensor, _Gate.apply(x, tau, kernel, domain))  # type: ignore[no-untyped-call]
 
 
 def gate_slope(ratio_log: Tensor, tau: float | Tensor, kernel: str = "arctan", domain: str = "log") -> Tensor:
@@ -93,7 +78,35 @@ def gate_slope(ratio_log: Tensor, tau: float | Tensor, kernel: str = "arctan", d
         if domain == "log" or kernel == "identity":
             return _SLOPES[kernel](tau * x)
         capped = x.clamp(max=_SATURATED)
-        return _SLOPES[kernel](tau * torch.expm1(capped)) * torch.exp(capped - gate(x, tau, kernel, domain))
+        return _SLOPES[kernel](tau * torch.expm1(capped)) * torch.exp(capped - _log_gate(x, tau, kernel, domain))
+
+
+class _Gate(torch.autograd.Function):
+    """The gate with its closed-form slope: automatic differentiation would cancel to noise, and to negative slopes, far from r = 1."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tau: float | Tensor, kernel: str, domain: str) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.gate = (tau, kernel, domain)
+        return _log_gate(x, tau, kernel, domain)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        (x,) = ctx.saved_tensors
+        return upstream * gate_slope(x, *ctx.gate), None, None, None
+
+
+def _log_gate(x: Tensor, tau: float | Tensor, kernel: str, domain: str) -> Tensor:
+    if kernel == "identity":
+        return x.clone()
+    if domain == "log":
+        return _VALUES[kernel](tau * x) / tau
+    u = tau * torch.expm1(x.clamp(max=_SATURATED))
+    h = _VALUES[kernel](u)
+    # f = 1 + h / tau = r + (h - u) / tau. Below r = 1 the second form has two positive summands, so that f never rounds to 0.
+    below = torch.log(torch.exp(x) + (h - u).clamp(min=0) / tau)
+    return torch.where(x < 0, below, torch.log1p(h.clamp(min=0) / tau))
 
 
 def check_gate(kernel: str, domain: str) -> None:

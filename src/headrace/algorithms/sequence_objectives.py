@@ -13,7 +13,7 @@ import torch
 from .gates import check_gate, gate, gate_slope
 from .objective_base import Objective, Rows, Terms, bounded_exp
 from .reductions import masked_row_mean
-from .token_objectives import check_range, check_temperatures
+from .token_objectives import check_range, check_temperatures, signed_temperatures
 
 
 class _SequenceObjective(Objective):
@@ -106,7 +106,7 @@ class SSPO(_SequenceObjective):
 
     def terms(self, rows: Rows) -> Terms:
         log_ratio_nt = rows.log_ratio_nt.clamp(-80.0, 80.0)
-        tau_n1 = torch.where(rows.advantages_n1 > 0, self.tau_pos, self.tau_neg).to(log_ratio_nt.dtype)
+        tau_n1 = signed_temperatures(rows, self.tau_pos, self.tau_neg)
         gated_nt = gate(log_ratio_nt, tau_n1, self.kernel, self.domain)
         ratio_n = bounded_exp(masked_row_mean(gated_nt, rows.mask_nt, rows.lengths_n))
         slope_nt = gate_slope(log_ratio_nt.detach(), tau_n1, self.kernel, self.domain)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from .gates import check_gate, gate, gate_slope
 from .objective_base import Objective, Rows, Terms, bounded_exp
@@ -105,13 +106,19 @@ class SAPO(Objective):
     def terms(self, rows: Rows) -> Terms:
         log_ratio_nt = rows.log_ratio_nt.clamp(-80.0, 80.0)
         ratio_nt = torch.exp(log_ratio_nt)
-        tau_n1 = torch.where(rows.advantages_n1 > 0, self.tau_pos, self.tau_neg).to(ratio_nt.dtype)
+        tau_n1 = signed_temperatures(rows, self.tau_pos, self.tau_neg)
         if self.kernel == "sigmoid":
             gated_nt = torch.sigmoid(tau_n1 * (ratio_nt - 1)) * (4 / tau_n1)
         else:
             gated_nt = torch.exp(gate(log_ratio_nt, tau_n1, self.kernel, "ratio"))
         slope_nt = gate_slope(log_ratio_nt.detach(), tau_n1, self.kernel, "ratio")
         return Terms(gated_nt * rows.advantages_n1, ratio_nt, {"gate_slope_mean": slope_nt})
+
+
+def signed_temperatures(rows: Rows, tau_pos: float, tau_neg: float) -> Tensor:
+    """``tau_pos`` in rows with A > 0 and ``tau_neg`` in the others: [n, 1]."""
+    neg_n1 = torch.full_like(rows.advantages_n1, tau_neg)
+    return neg_n1.masked_fill(rows.advantages_n1 > 0, tau_pos)
 
 
 def check_range(low: float, high: float) -> None:
