@@ -1,0 +1,208 @@
+"""Ways to run a causal language model on new tokens of many sequences, from the fastest to the one that is always right.
+
+``choose_runner`` takes the first whose log-probabilities equal those of a plain forward on random tokens:
+
+- ``paged``: all new tokens in one flattened forward over a paged cache (``paged_attention``). Any decoder whose layers
+  only mix tokens through the attention interface.
+- ``episode``: one transformers cache per sequence, one forward per sequence. Linear attention, convolutions, sinks, soft caps.
+- ``recompute``: no cache; the whole context again for each token.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from headrace.rollout.paged_attention import NAME, PAGE, PagedCache, Span
+
+# largest difference of log-probabilities that rounding explains, by the precision of the weights
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
+_LINEAR_LAYERS = ("linear_attention", "conv", "mamba", "recurrent")
+
+
+class Runner(Protocol):
+    path: str
+
+    def forward(self, spans: Sequence[Span], *, version: int = 0) -> Tensor:
+        """Feed the spans; float32 logits after the last token of each span that samples, in order: [samples, vocabulary].
+        ``version`` only helps to lay sequences of one version side by side."""
+        ...
+
+    def truncate(self, slot: int, length: int) -> int:
+        """Forget what ``slot`` holds beyond ``length`` tokens; the number of tokens that could be kept (at most ``length``)."""
+        ...
+
+
+class PagedRunner:
+    path = "paged"
+
+    def __init__(self, model: PreTrainedModel, slots: int, context_limit: int, *, exact: bool = False) -> None:
+        self._model = model
+        self._device = model.device
+        self._cache = PagedCache(slots, context_limit, model.device, gather=exact)
+        model.set_attn_implementation(NAME)
+
+    def forward(self, spans: Sequence[Span], *, version: int = 0) -> Tensor:
+        token_ids: list[int] = []
+        positions: list[int] = []
+        rows: list[int] = []
+        for span in spans:
+            token_ids.extend(span.token_ids)
+            positions.extend(range(span.start, span.start + len(span.token_ids)))
+            if span.sample:
+                rows.append(len(token_ids) - 1)
+        # some models reject an empty choice of rows: keep one and drop it afterwards
+        kept = torch.tensor(rows or [0], device=self._device)
+        with torch.inference_mode(), self._cache.attending(spans, high=version % 2 == 1):
+            output = self._model(
+                input_ids=torch.tensor([token_ids], device=self._device),
+                position_ids=torch.tensor([positions], device=self._device),
+                use_cache=False,
+                logits_to_keep=kept,
+            )
+        logits: Tensor = output.logits[0, : len(rows)]
+        return logits.float()
+
+    def truncate(self, slot: int, length: int) -> int:
+        self._cache.pages.truncate(slot, length)
+        return length
+
+
+class EpisodeRunner:
+    path = "episode"
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        # transformers 5.24 renamed the argument
+        names = inspect.signature(model.forward).parameters
+        self._argument = "cache" if "cache" in names else "past_key_values"
+        self._caches: dict[int, DynamicCache] = {}
+
+    def forward(self, spans: Sequence[Span], *, version: int = 0) -> Tensor:
+        rows = [logits for span in spans if (logits := self._feed(span)) is not None]
+        return torch.stack(rows) if rows else torch.empty(0, self._model.config.get_text_config().vocab_size)
+
+    def _feed(self, span: Span) -> Tensor | None:
+        if span.start == 0:
+            self._caches[span.slot] = DynamicCache(config=self._model.config.get_text_config())
+        device = self._model.device
+        positions = torch.arange(span.start, span.start + len(span.token_ids), device=device)[None]
+        with torch.inference_mode():
+            output = self._model(
+                input_ids=torch.tensor([list(span.token_ids)], device=device),
+                position_ids=positions,
+                use_cache=True,
+                logits_to_keep=1,
+                **{self._argument: self._caches[span.slot]},
+            )
+        return output.logits[0, -1].float() if span.sample else None
+
+    def truncate(self, slot: int, length: int) -> int:
+        cache = self._caches.get(slot)
+        if cache is None:
+            return 0
+        held = int(cache.get_seq_length())
+        if length >= held:
+            return held
+        # a state that sums up the past cannot go back
+        if length == 0 or not getattr(cache, "is_croppable", False) or any(cache.is_sliding):
+            del self._caches[slot]
+            return 0
+        cache.crop(held - length)
+        return length
+
+
+class RecomputeRunner:
+    path = "recompute"
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._tokens: dict[int, list[int]] = {}
+
+    def forward(self, spans: Sequence[Span], *, version: int = 0) -> Tensor:
+        rows: list[Tensor] = []
+        for span in spans:
+            context = self._tokens.setdefault(span.slot, [])
+            del context[span.start :]
+            context.extend(span.token_ids)
+            if span.sample:
+                rows.append(plain_logits(self._model, context)[-1])
+        return torch.stack(rows) if rows else torch.empty(0, self._model.config.get_text_config().vocab_size)
+
+    def truncate(self, slot: int, length: int) -> int:
+        del self._tokens.setdefault(slot, [])[length:]
+        return min(length, len(self._tokens[slot]))
+
+
+def plain_logits(model: PreTrainedModel, token_ids: Sequence[int]) -> Tensor:
+    """Float32 logits [t, vocabulary] of one forward over the whole sequence, without any cache."""
+    with torch.inference_mode():
+        logits: Tensor = model(input_ids=torch.tensor([list(token_ids)], device=model.device), use_cache=False).logits[0]
+    return logits.float()
+
+
+def choose_runner(model: PreTrainedModel, slots: int, context_limit: int, *, exact: bool = False) -> tuple[Runner, dict[str, str]]:
+    """The first runner that passes the self-check, and for each that did not, why. ``model`` must be the caller's own."""
+    native = model.config._attn_implementation
+    refused: dict[str, str] = {}
+    candidates: list[Callable[[], Runner]] = [
+        lambda: PagedRunner(model, slots, context_limit, exact=exact),
+        lambda: EpisodeRunner(model),
+        lambda: RecomputeRunner(model),
+    ]
+    conversations = _conversations(model, context_limit, min(slots, 2))
+    expected = [plain_logits(model, tokens).log_softmax(-1) for tokens in conversations]
+    for path, make in zip(("paged", "episode", "recompute"), candidates, strict=True):
+        reason = _mixes_elsewhere(model) if path == "paged" else None
+        if reason is None:
+            try:
+                runner = make()
+                reason = _differs(runner, conversations, expected, TOLERANCE.get(model.dtype, 0.25))
+            except Exception as error:  # whatever a foreign architecture raises, a slower path is tried
+                reason = f"{type(error).__name__}: {error}"
+            if reason is None:
+                return runner, refused
+        refused[path] = reason
+        model.set_attn_implementation(native)
+    raise RuntimeError(f"no way of generating agrees with a plain forward of {type(model).__name__}: {refused}")
+
+
+def _mixes_elsewhere(model: PreTrainedModel) -> str | None:
+    """Layers that carry state from token to token outside the attention interface would leak between sequences."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    for kind in kinds:
+        if any(word in kind for word in _LINEAR_LAYERS):
+            return f"the model has {kind} layers"
+    return None
+
+
+def _conversations(model: PreTrainedModel, context_limit: int, count: int) -> list[list[int]]:
+    config: Any = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None) or 0
+    longest = max(PAGE, window if window <= 512 else 0) + 9
+    generator = torch.Generator().manual_seed(0)
+    lengths = [min(context_limit, longest - 20 * index) for index in range(count)]
+    return [torch.randint(config.vocab_size, (length,), generator=generator).tolist() for length in lengths]
+
+
+def _differs(runner: Runner, conversations: list[list[int]], expected: list[Tensor], tolerance: float) -> str | None:
+    """Feed the conversations side by side in uneven pieces (prompts, single tokens, a mixture) and compare."""
+    worst = 0.0
+    # lengths after each step, from the end: a prompt, one token, a chunk, the rest; the second one token by token
+    pieces = [(8, 7, 3, 0), (3, 2, 1, 0)]
+    cuts = [[0, *sorted({max(1, len(tokens) - left) for left in piece})] for tokens, piece in zip(conversations, pieces, strict=False)]
+    for step in range(max(map(len, cuts)) - 1):
+        fed = [slot for slot in range(len(cuts)) if step + 1 < len(cuts[slot])]
+        spans = [Span(slot, cuts[slot][step], conversations[slot][cuts[slot][step] : cuts[slot][step + 1]]) for slot in fed]
+        logprobs = runner.forward(spans).log_softmax(-1)
+        for row, slot in enumerate(fed):
+            worst = max(worst, float((logprobs[row] - expected[slot][cuts[slot][step + 1] - 1]).abs().max()))
+    for slot in range(len(conversations)):
+        runner.truncate(slot, 0)
+    # a NaN is a failure too
+    return None if worst <= tolerance else f"log-probabilities differ from a plain forward by {worst:.2g} (allowed: {tolerance:g})"

@@ -1,0 +1,91 @@
+"""Sampling from the full distribution, with randomness that depends on names and not on the batch.
+
+A token's uniform number is a pure function of (seed, turn, position): three rounds of the SplitMix64 finalizer (Steele,
+Lea, Flood 2014), so neither the other sequences of a batch nor their order can change it. The token is then found by
+inverting the cumulative distribution in float64. Its log-probability is that of the same distribution: no temperature,
+no top-p, no top-k exist here, so the trainer's ratio starts at 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+_BLOCK = 256
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's increment and finalizer, elementwise over uint64 with wrap-around."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: NDArray[np.uint64] = x ^ (x >> np.uint64(31))
+    return mixed
+
+
+def _as_uint64(values: Sequence[int]) -> NDArray[np.uint64]:
+    return np.array([value & _MASK for value in values], dtype=np.uint64)
+
+
+def uniforms(seeds: Sequence[int], turns: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
+    """One number in [0, 1) for each (seed, turn, position); position is the token's index in its context."""
+    state = _mix(_as_uint64(seeds))
+    state = _mix(state ^ _mix(_as_uint64(turns)))
+    state = _mix(state ^ _mix(_as_uint64(positions)))
+    numbers: NDArray[np.float64] = (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return numbers
+
+
+def sample(logits_nv: Tensor, uniforms_n: NDArray[np.float64]) -> tuple[list[int], list[float]]:
+    """Tokens and their log-probabilities, one for each row, from softmax(logits).
+
+    ``logits_nv`` is float32 [n, vocabulary]; the token of row i is the first whose cumulative probability exceeds
+    ``uniforms_n[i]``. Two levels (blocks of 256 entries, then entries) keep large vocabularies cheap. A row that is not
+    finite gives the log-probability NaN and token 0; the caller must look.
+    """
+    rows, vocabulary = logits_nv.shape
+    top_n1 = logits_nv.amax(dim=-1, keepdim=True)
+    weights_nv = (logits_nv - top_n1).exp_()
+    blocks = -(-vocabulary // _BLOCK)
+    if blocks > 1:
+        if vocabulary % _BLOCK:
+            weights_nv = torch.nn.functional.pad(weights_nv, (0, blocks * _BLOCK - vocabulary))
+        weights_nbe = weights_nv.view(rows, blocks, _BLOCK)
+        cumulative_nb = weights_nbe.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    else:
+        weights_nbe = weights_nv.view(rows, 1, vocabulary)
+        cumulative_nb = weights_nv.sum(dim=-1, keepdim=True, dtype=torch.float64)
+    total_n1 = cumulative_nb[:, -1:]
+    target_n1 = torch.from_numpy(uniforms_n).to(logits_nv.device)[:, None] * total_n1
+    block_n = torch.searchsorted(cumulative_nb, target_n1, right=True)[:, 0].clamp_(max=blocks - 1)
+    index = torch.arange(rows, device=logits_nv.device)
+    before_n1 = torch.where(block_n[:, None] > 0, cumulative_nb.gather(1, (block_n - 1).clamp_(min=0)[:, None]), 0.0)
+    inner_ne = weights_nbe[index, block_n].to(torch.float64).cumsum(dim=-1)
+    # the block's own sum rounds differently from its last cumulative entry: stay on the last entry with weight
+    ceiling_n1 = torch.nextafter(inner_ne[:, -1:], torch.zeros_like(inner_ne[:, -1:]))
+    inner_n = torch.searchsorted(inner_ne, torch.minimum(target_n1 - before_n1, ceiling_n1), right=True)[:, 0]
+    token_n = (block_n * _BLOCK + inner_n).clamp_(max=vocabulary - 1)
+    logprob_n = logits_nv[index, token_n] - top_n1[:, 0] - total_n1[:, 0].log().to(torch.float32)
+    return _guarded(token_n, logprob_n, total_n1[:, 0])
+
+
+def greedy(logits_nv: Tensor) -> tuple[list[int], list[float]]:
+    """The most probable token of each row and its log-probability under the full distribution, for evaluation."""
+    token_n = logits_nv.argmax(dim=-1)
+    total_n = torch.logsumexp(logits_nv, dim=-1)
+    logprob_n = logits_nv.gather(1, token_n[:, None])[:, 0] - total_n
+    return _guarded(token_n, logprob_n, total_n)
+
+
+def _guarded(token_n: Tensor, logprob_n: Tensor, total_n: Tensor) -> tuple[list[int], list[float]]:
+    tokens, logprobs = token_n.tolist(), logprob_n.tolist()
+    finite = torch.isfinite(total_n)
+    if not bool(finite.all()):
+        for row in (~finite).nonzero()[:, 0].tolist():
+            tokens[row], logprobs[row] = 0, float("nan")
+    return tokens, logprobs
