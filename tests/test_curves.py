@@ -1,6 +1,6 @@
 import pytest
 
-from headrace.studies.curves import c10, end_reward, mean_area, moving_average, paired_points, trapezoid_area
+from headrace.curves import c10, end_reward, mean_area, moving_average, paired_points, trapezoid_area
 
 
 def test_the_household_area_is_the_mean_of_neighbouring_means():
