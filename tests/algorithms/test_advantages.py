@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from headrace.algorithms import GROUP_MEASURES, MEASURES, actor_residual, length_covariance, normalize, normalize_with_counts
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+
+from headrace.algorithms import GROUP_MEASURES, MEASURES, actor_residual, length_covariance, normalize, normalize_with_counts
 
 EPSILON = 1e-8
 

@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from headrace.algorithms import DOMAINS, KERNELS, gate, gate_slope
 from torch import Tensor
+
+from headrace.algorithms import DOMAINS, KERNELS, gate, gate_slope
 
 SOFT = [kernel for kernel in KERNELS if kernel != "identity"]
 EVERY = [(kernel, domain) for kernel in KERNELS for domain in DOMAINS]

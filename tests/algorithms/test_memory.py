@@ -8,9 +8,10 @@ import math
 import random
 
 import pytest
-from headrace.algorithms import EventTimeMemory, PromptValue, ReceiptOrderMemory, prior_from_rollouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from headrace.algorithms import EventTimeMemory, PromptValue, ReceiptOrderMemory, prior_from_rollouts
 
 RHO = 0.875
 

@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
 from headrace.algorithms import (
     CISPO,
     GMPO,
@@ -21,11 +25,8 @@ from headrace.algorithms import (
     Clip,
     Objective,
     combine_metrics,
+    row_chunks,
 )
-from headrace.algorithms import row_chunks
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
 
 from_fixture = Callable[..., Any]
 MAX_LEN = 20

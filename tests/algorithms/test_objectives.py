@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from headrace.algorithms import CISPO, GMPO, GSPO, SAPO, SSPO, BatchTotals, Clip, reference_kl
 
 MakeBatch = Callable[..., Any]

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 
 import pytest
+
 from headrace.algorithms import UncertaintySampler, uncertainty_weight
 
 
