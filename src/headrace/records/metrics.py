@@ -83,7 +83,7 @@ class UpdateMetrics:
     """Mean truncated weight between training engine and generation engine. None where none is applied."""
     rollout_truncated_fraction: float | None = None
     kl: float
-    """Estimate (k3) of KL(start of the update || after), in nats per token."""
+    """Estimate (k3) of KL(start of the update || after it), in nats per token; while the steps are taken, where only that is measured."""
     reference_kl: float | None = None
     """k3 to the reference policy; None while that penalty is off."""
     entropy: float | None = None
@@ -93,7 +93,7 @@ class UpdateMetrics:
     learning_rate: float
     """Of the last optimizer step."""
     other: Mapping[str, float] = field(default_factory=dict)
-    """What an objective reports beyond these (a gate's mean slope, whatever a user's own objective adds)."""
+    """What objective and learner report beyond these (a gate's mean slope, skipped steps, whatever a user's own objective adds)."""
 
     # --- collection ---
     staleness_mean: float
