@@ -57,7 +57,7 @@ class _Episode:
     """A live dispatch. ``cached`` are the tokens whose keys and values its slot holds, made by ``cache_version``."""
 
     dispatch: int
-    pinned: int | None = None
+    pinned: bool = True
     slot: int | None = None
     cached: list[int] = field(default_factory=list)
     cache_version: int = -1
@@ -148,7 +148,7 @@ class LocalEngine:
         self._snapshots.publish(version, weights)
         if not self._keep_cache:
             for episode in self._episodes.values():
-                if episode.pinned is None:
+                if not episode.pinned:
                     self._cut(episode, 0)
         await charge(self._costs.publication)
 
@@ -161,8 +161,7 @@ class LocalEngine:
             self._pending.pop(dispatch, None)
             episode.running = None
         self._unseat(episode)
-        if episode.pinned is not None:
-            self._snapshots.unpin(episode.pinned)
+        self._snapshots.unpin(dispatch)
         if self._pending:
             self._wake()
 
@@ -199,15 +198,9 @@ class LocalEngine:
 
     def _admit(self, request: Request) -> _Episode:
         """The dispatch's episode, its snapshot pinned."""
-        if request.version is not None:
-            self._snapshots.check(request.version)
+        self._snapshots.pin(request.dispatch, request.version)
         episode = self._episodes.setdefault(request.dispatch, _Episode(request.dispatch))
-        if episode.pinned != request.version:
-            if request.version is not None:
-                self._snapshots.pin(request.version)
-            if episode.pinned is not None:
-                self._snapshots.unpin(episode.pinned)
-            episode.pinned = request.version
+        episode.pinned = request.version is not None
         return episode
 
     def _leave(self, running: _Running) -> None:

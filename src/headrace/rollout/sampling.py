@@ -1,7 +1,7 @@
 """Sampling from the full distribution, with randomness that depends on names and not on the batch.
 
-A token's uniform number is a pure function of (seed, turn, position): three rounds of the SplitMix64 finalizer (Steele,
-Lea, Flood 2014), so neither the other sequences of a batch nor their order can change it. The token is then found by
+A token's uniform number is a pure function of (seed, turn, position): m(m(m(seed) + turn) + position) with SplitMix64's
+mixer m (Steele, Lea, Flood 2014), so neither the other sequences of a batch nor their order can change it. The token is then found by
 inverting the cumulative distribution in float64. Its log-probability is that of the same distribution: no temperature,
 no top-p, no top-k exist here, so the trainer's ratio starts at 1.
 """
@@ -35,8 +35,9 @@ def _as_uint64(values: Sequence[int]) -> NDArray[np.uint64]:
 def uniforms(seeds: Sequence[int], turns: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
     """One number in [0, 1) for each (seed, turn, position); position is the token's index in its context."""
     state = _mix(_as_uint64(seeds))
-    state = _mix(state ^ _mix(_as_uint64(turns)))
-    state = _mix(state ^ _mix(_as_uint64(positions)))
+    # chained sums, not exclusive ors of mixed parts: those would be the same for (a, b) and (b, a)
+    state = _mix(state + _as_uint64(turns))
+    state = _mix(state + _as_uint64(positions))
     numbers: NDArray[np.float64] = (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return numbers
 

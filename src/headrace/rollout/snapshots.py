@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from headrace.rollout.engine import EngineError, UnknownVersion, Weights
 
+T = TypeVar("T")
 
-class Snapshots:
-    """Versioned copies of a module's parameters and persistent buffers.
 
-    The newest ``keep`` versions stay, and every older one that is pinned. ``activate`` points the module's tensors at a
-    version's copy, so switching costs no copying. Tied parameters are held once; a publication may name them by any of
-    their names.
-    """
+class VersionStore(Generic[T]):
+    """Values by version: the newest ``keep`` stay, and every older one that a live dispatch has pinned."""
 
-    def __init__(self, module: nn.Module, *, keep: int, version: int = 0) -> None:
+    def __init__(self, *, keep: int, version: int, value: T) -> None:
         if keep < 1:
             raise ValueError(f"keep must be at least 1 snapshot, got {keep}")
         self._keep = keep
-        self._targets = _targets(module)
-        self._aliases = _aliases(module, self._targets)
-        self._held: dict[int, dict[str, Tensor]] = {version: {name: target.data for name, target in self._targets.items()}}
-        self._pins: Counter[int] = Counter()
-        self.active = version
+        self._held: dict[int, T] = {version: value}
+        self._pins: dict[int, int] = {}
 
     @property
     def newest(self) -> int:
@@ -35,41 +29,68 @@ class Snapshots:
     def versions(self) -> tuple[int, ...]:
         return tuple(sorted(self._held))
 
-    def check(self, version: int) -> None:
+    def __getitem__(self, version: int) -> T:
         if version not in self._held:
             held = ", ".join(map(str, self.versions()))
             raise UnknownVersion(f"snapshot {version} is not held by the engine (it holds {held}): its result would be too stale to use")
+        return self._held[version]
 
-    def pin(self, version: int) -> None:
-        self.check(version)
-        self._pins[version] += 1
+    def pin(self, dispatch: int, version: int | None) -> None:
+        """The dispatch lives and needs ``version`` from now on; None: always the newest, which needs no pin."""
+        if version is None:
+            self.unpin(dispatch)
+        elif self._pins.get(dispatch) != version:
+            self[version]
+            self._pins[dispatch] = version
+            self._prune()
 
-    def unpin(self, version: int) -> None:
-        self._pins[version] -= 1
-        if self._pins[version] <= 0:
-            del self._pins[version]
-        self._prune()
+    def unpin(self, dispatch: int) -> None:
+        if self._pins.pop(dispatch, None) is not None:
+            self._prune()
 
-    def publish(self, version: int, weights: Weights) -> None:
-        """Copy ``weights`` as ``version``. It must be newer than all others; the newest may be replaced while nobody has pinned it."""
-        if version < self.newest or (version == self.newest and self._pins[version]):
+    def refuse_old(self, version: int) -> None:
+        """A publication must be newer than all others; the newest may be replaced while nobody has pinned it."""
+        if version < self.newest or (version == self.newest and version in self._pins.values()):
             raise EngineError(f"cannot publish snapshot {version}: the newest is {self.newest} and versions only grow")
-        self._held[version] = self._copy(weights)
-        if version == self.active:
-            self.active = -1
-        self._prune()
 
-    def activate(self, version: int) -> None:
-        if version == self.active:
-            return
-        for name, tensor in self._held[version].items():
-            self._targets[name].data = tensor
-        self.active = version
+    def put(self, version: int, value: T) -> None:
+        self.refuse_old(version)
+        self._held[version] = value
+        self._prune()
 
     def _prune(self) -> None:
+        pinned = set(self._pins.values())
         for version in self.versions()[: -self._keep]:
-            if not self._pins[version]:
+            if version not in pinned:
                 del self._held[version]
+
+
+class Snapshots(VersionStore[dict[str, Tensor]]):
+    """Versioned copies of a module's parameters and persistent buffers.
+
+    ``activate`` points the module's tensors at a version's copy, so switching costs no copying. Tied parameters are held
+    once; a publication may name them by any of their names. The first version is what the module holds now.
+    """
+
+    def __init__(self, module: nn.Module, *, keep: int, version: int = 0) -> None:
+        self._targets = _targets(module)
+        self._aliases = _aliases(module, self._targets)
+        self._active: dict[str, Tensor] = {name: target.data for name, target in self._targets.items()}
+        super().__init__(keep=keep, version=version, value=self._active)
+
+    def publish(self, version: int, weights: Weights) -> None:
+        """Copy ``weights`` as ``version``."""
+        self.refuse_old(version)
+        self.put(version, self._copy(weights))
+
+    def activate(self, version: int) -> None:
+        """Let the module compute with ``version``."""
+        wanted = self[version]
+        if wanted is self._active:
+            return
+        for name, tensor in wanted.items():
+            self._targets[name].data = tensor
+        self._active = wanted
 
     def _copy(self, weights: Weights) -> dict[str, Tensor]:
         copied: dict[str, Tensor] = {}
