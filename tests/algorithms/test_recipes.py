@@ -68,7 +68,7 @@ def test_the_table_cannot_be_changed_by_accident() -> None:
 
 
 def test_an_unknown_recipe_names_its_neighbours() -> None:
-    with pytest.raises(ValueError, match="unknown recipe 'gpro'; did you mean .*'grpo'.*Known"):
+    with pytest.raises(ValueError, match=r"unknown recipe 'gpro'; did you mean .*'grpo'.*Known"):
         recipe("gpro")
     with pytest.raises(ValueError, match=r"did you mean .*'spo\+\+'.*Known recipes: spo\+\+, spo"):
         recipe("spo+")
