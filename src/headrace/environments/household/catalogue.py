@@ -72,6 +72,3 @@ VESSELS = _types("Bowl Box Cup Mug Pan Plate Pot")
 LAMPS = frozenset({"DeskLamp"})
 #: Where a lamp may stand; nobody can carry it away.
 LAMP_PLACES = ("Desk", "SideTable", "Dresser", "DiningTable", "CoffeeTable", "Shelf")
-
-#: Receptacle types of one style of room, with the fewest and most there are of each.
-Furniture = dict[str, tuple[int, int]]

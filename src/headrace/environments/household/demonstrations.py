@@ -74,7 +74,8 @@ class Explorer:
 
     def read(self, action: str, observation: str) -> None:
         """Takes in the world's answer to an action."""
-        if observation.startswith("You arrive at "):
+        if action.startswith("go to ") and (observation.startswith("You arrive at ") or action.removeprefix("go to ") in self._receptacles):
+            # "Nothing happens." on the way to a known receptacle: it is in reach from where we stand.
             self._at = action.removeprefix("go to ")
         elif observation.startswith("You pick up the "):
             self._holding, source = action.removeprefix("take ").split(" from ")
@@ -147,7 +148,9 @@ class Explorer:
             return f"open {self._at}"
         if not self._unsearched:
             self._unsearched = [name for name in self._search_order() if name != self._at]
-        return f"go to {self._unsearched[0]}" if self._unsearched else "look"
+        if not self._unsearched:
+            return "look"
+        return f"examine {self._at}" if self._unsearched[0] == self._at else f"go to {self._unsearched[0]}"
 
     def _nearest(self, base: str) -> str:
         """Where we stand if it is of the type, else the first of its kind that we know of."""

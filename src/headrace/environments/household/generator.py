@@ -26,14 +26,15 @@ from headrace.environments.household.catalogue import (
     VESSELS,
 )  # fmt: skip
 from headrace.environments.household.problem import KINDS, Fact, Formula, Problem
-from headrace.environments.household.rooms import SMALL, Room, Style, draw_room
+from headrace.environments.household.rooms import Room, rooms_for
 
 SPLITS = {"train": 128, "seen": 64, "unseen": 64, "warmup": None}
-_STYLES = {"small": SMALL}
-_TREATMENTS = {
-    "pick_clean_then_place_in_recep": ("cleanable", "isclean", CLEANABLE),
-    "pick_heat_then_place_in_recep": ("heatable", "ishot", HEATABLE),
-    "pick_cool_then_place_in_recep": ("coolable", "iscool", COOLABLE),
+SIZES = ("small", "full")
+#: What a kind asks to be done to the object: the ability it needs, the state it gets, where, and which types have the ability.
+_WORK = {
+    "pick_clean_then_place_in_recep": ("cleanable", "isclean", "SinkBasin", CLEANABLE),
+    "pick_heat_then_place_in_recep": ("heatable", "ishot", "Microwave", HEATABLE),
+    "pick_cool_then_place_in_recep": ("coolable", "iscool", "Fridge", COOLABLE),
 }
 _ABILITIES = {
     "cleanable": CLEANABLE,
@@ -72,108 +73,103 @@ def tasks(split: str, count: int, rooms: str = "small") -> list[Task]:
     """
     if split not in SPLITS:
         raise ValueError(f"There is no split {split!r} of the household tasks; choose one of {', '.join(SPLITS)}.")
-    if rooms not in _STYLES:
-        raise ValueError(f"There are no {rooms!r} rooms in the household world; choose one of {', '.join(_STYLES)}.")
+    if rooms not in SIZES:
+        raise ValueError(f"There are no {rooms!r} rooms in the household world; choose one of {', '.join(SIZES)}.")
     limit = SPLITS[split]
     if count < 0 or (limit is not None and count > limit):
         raise ValueError(f"The split {split!r} has {limit} tasks; {count} were asked for.")
     if split == "warmup":
-        return list(islice(_stream(rooms, "warmup"), count))
-    return list(_fixed_split(rooms, split)[:count])
+        return [task for _, _, task in islice(_stream(rooms, split), count)]
+    return [task for _, _, task in _fixed_split(rooms, split)[:count]]
+
+
+#: A task with the room and the goal that it was made from.
+Made = tuple[Room, Goal, Task]
 
 
 @lru_cache(maxsize=16)
-def _fixed_split(rooms: str, split: str) -> tuple[Task, ...]:
-    limit = SPLITS[split]
-    if split == "seen":
-        used = frozenset((_room_of(task), _goal_of(task)) for task in _fixed_split(rooms, "train"))
-        return tuple(islice(_stream(rooms, "seen", used), limit))
-    return tuple(islice(_stream(rooms, split), limit))
+def _fixed_split(rooms: str, split: str) -> tuple[Made, ...]:
+    return tuple(islice(_stream(rooms, split), SPLITS[split]))
 
 
-def _room_of(task: Task) -> str:
-    return str(task.payload["room"])
-
-
-def _goal_of(task: Task) -> Goal:
-    return Goal(task.kind, *task.payload["asked"])
-
-
-def _stream(rooms: str, split: str, used: frozenset[tuple[str, Goal]] = frozenset()) -> Iterator[Task]:
-    """The tasks of a split, kind after kind in turn, each (room, goal) once."""
-    taken = set(used)
+def _stream(size: str, split: str) -> Iterator[Made]:
+    """The tasks of a split, kind after kind in turn, each (room, goal) once; those of ``seen`` avoid those of ``train``."""
+    trained = _fixed_split(size, "train") if split == "seen" else ()
+    taken = {(room.name, goal) for room, goal, _ in trained}
+    seen_rooms = list(dict.fromkeys(room for room, _, _ in trained))
     for index in counter():
         kind = KINDS[index % len(KINDS)]
+        choice = [r for r in seen_rooms if kind in r.kinds] if split == "seen" else rooms_for(size, split, kind, index)
         for attempt in counter():
-            rng = random.Random(f"task {rooms} {split} {index} {attempt}")
-            room = _pick_room(rooms, split, kind, index, rng)
+            rng = random.Random(f"task {size} {split} {index} {attempt}")
+            room = rng.choice(choice)
             goals = [goal for goal in goals_of(room, kind) if (room.name, goal) not in taken]
             if goals:
                 goal = rng.choice(goals)
                 taken.add((room.name, goal))
-                yield make_task(rooms, room, goal, rng)
+                yield room, goal, make_task(size, room, goal, rng)
                 break
-
-
-def _pick_room(rooms: str, split: str, kind: str, index: int, rng: random.Random) -> Room:
-    """One of the split's rooms that suits the kind: ten of each style for train and seen, five for unseen, new ones for warm-up."""
-    styles = [style for style in _STYLES[rooms] if kind in style.kinds]
-    style = rng.choice(styles)
-    number = {"train": rng.randrange(10), "seen": rng.randrange(10), "unseen": 10 + rng.randrange(5)}.get(split, 1000 + index)
-    return _room(rooms, style.name, number)
-
-
-@lru_cache(maxsize=4096)
-def _room(rooms: str, style_name: str, number: int) -> Room:
-    style = next(style for style in _STYLES[rooms] if style.name == style_name)
-    name = f"{style_name}{number:02d}"
-    return draw_room(style, name, f"{rooms} {name}")
 
 
 def goals_of(room: Room, kind: str) -> list[Goal]:
     """Every goal of a kind that makes sense in a room: the object may lie elsewhere, and may be put there."""
-    if kind not in room.style.kinds:
+    if kind not in room.kinds:
         return []
+    placeable = [obj for obj in room.objects if any(obj in MAY_HOLD[receptacle] for receptacle in room.types())]
     if kind == "look_at_obj_in_light":
-        return [Goal(kind, obj, lamp) for obj in room.style.objects for lamp in sorted(LAMPS)]
-    able = _TREATMENTS[kind][2] if kind in _TREATMENTS else frozenset(room.style.objects)
+        return [Goal(kind, obj, lamp) for obj in placeable for lamp in sorted(LAMPS)]
+    appliance, able = _WORK[kind][2:] if kind in _WORK else ("", frozenset(placeable))
     return [
         Goal(kind, obj, target)
-        for obj in room.style.objects
+        for obj in placeable
         for target in room.types()
-        if obj in able and obj in MAY_HOLD[target] and any(obj in MAY_HOLD[other] for other in room.types() if other != target)
+        if obj in able and target != appliance and obj in MAY_HOLD[target] and _may_lie_elsewhere(room, obj, target, appliance)
     ]
 
 
-def make_task(rooms: str, room: Room, goal: Goal, rng: random.Random) -> Task:
+def _may_lie_elsewhere(room: Room, obj: str, *others: str) -> bool:
+    return any(obj in MAY_HOLD[receptacle] for receptacle in room.types() if receptacle not in others)
+
+
+def make_task(size: str, room: Room, goal: Goal, rng: random.Random) -> Task:
     """A task of a room and a goal: objects are placed by ``rng``."""
     problem = _problem(room, goal, rng)
     sentence = rng.choice(_SENTENCES[goal.kind]).format(obj=goal.object_type.lower(), recep=goal.target.lower())
-    payload = problem.payload(sentence)
-    payload["room"] = room.name
-    payload["asked"] = [goal.object_type, goal.target]
-    parts = ("household", rooms, room.name, goal.kind, goal.object_type.lower(), goal.target.lower())
-    return Task(id="-".join(parts), kind=goal.kind, payload=payload)
+    parts = ("household", size, room.name, goal.kind, goal.object_type.lower(), goal.target.lower())
+    return Task(id="-".join(parts), kind=goal.kind, payload=problem.payload(sentence) | {"room": room.name})
 
 
 def _problem(room: Room, goal: Goal, rng: random.Random) -> Problem:
     receptacles = {_receptacle_id(kind, number): kind for kind, amount in room.counts for number in range(1, amount + 1)}
-    objects = _objects(room.style, goal, rng)
-    places = {obj: _place(kind, goal, receptacles, rng) for obj, kind in objects.items()}
+    locations = _locations(room, receptacles, rng)
+    objects = _objects(room, goal, rng)
+    places = _places(objects, goal, receptacles, rng)
     facts: list[Fact] = [("atlocation", "agent1", "loc_bar_0")]
-    for number, (receptacle, kind) in enumerate(receptacles.items(), 1):
-        facts += [("receptacletype", receptacle, f"{kind.lower()}type"), ("receptacleatlocation", receptacle, f"loc_bar_{number}")]
+    for receptacle, kind in receptacles.items():
+        facts += [("receptacletype", receptacle, f"{kind.lower()}type"), ("receptacleatlocation", receptacle, locations[receptacle])]
         facts += [("openable", receptacle)] if kind in OPENABLE else []
-    locations = {receptacle: f"loc_bar_{number}" for number, receptacle in enumerate(receptacles, 1)}
     for obj, kind in objects.items():
         facts += [("objecttype", obj, f"{kind.lower()}type"), *_abilities(obj, kind)]
         facts += [("inreceptacle", obj, places[obj]), ("objectatlocation", obj, locations[places[obj]])]
     kinds = sorted(set(objects.values()))
-    facts += [
-        ("cancontain", f"{receptacle.lower()}type", f"{obj.lower()}type")
-        for receptacle in room.types() for obj in kinds if obj in MAY_HOLD[receptacle]
-    ]  # fmt: skip
+    may_hold = [(receptacle, obj) for receptacle in room.types() for obj in kinds if obj in MAY_HOLD[receptacle]]
+    facts += [("cancontain", f"{receptacle.lower()}type", f"{obj.lower()}type") for receptacle, obj in may_hold]
     return Problem(_entities(receptacles, objects), tuple(facts), goal_formula(goal))
+
+
+def _locations(room: Room, receptacles: dict[str, str], rng: random.Random) -> dict[str, str]:
+    """A place for each receptacle; in full rooms neighbours share one now and then, as a coffee machine shares the counter's."""
+    places: dict[str, str] = {}
+    previous: str | None = None
+    for number, (receptacle, kind) in enumerate(receptacles.items(), 1):
+        shared = room.shares_places and previous is not None and receptacles[previous] == kind and rng.random() < 0.15
+        places[receptacle] = places[previous] if shared and previous is not None else f"loc_bar_{number}"
+        previous = receptacle
+    counters = [receptacle for receptacle, kind in receptacles.items() if kind == "CounterTop"]
+    for receptacle, kind in receptacles.items():
+        if room.shares_places and counters and kind in ("CoffeeMachine", "Toaster") and rng.random() < 0.5:
+            places[receptacle] = places[rng.choice(counters)]
+    return places
 
 
 def _receptacle_id(kind: str, number: int) -> str:
@@ -183,14 +179,12 @@ def _receptacle_id(kind: str, number: int) -> str:
     return f"{kind.lower()}_bar_{number:02d}"
 
 
-def _objects(style: Style, goal: Goal, rng: random.Random) -> dict[str, str]:
+def _objects(room: Room, goal: Goal, rng: random.Random) -> dict[str, str]:
     """Object ids with their types: those the goal needs, a lamp where there is light to look in, and others."""
     wanted = [goal.object_type] * (2 if goal.kind == "pick_two_obj_and_place" else 1)
     if goal.kind == "look_at_obj_in_light":
         wanted.append(goal.target)
-    total = rng.randint(*style.object_count)
-    others = [kind for kind in style.objects if kind != goal.object_type]
-    kinds = wanted + [rng.choice(others if rng.random() < 0.9 else style.objects) for _ in range(total - len(wanted))]
+    kinds = wanted + _others(room, goal, len(wanted), rng)
     numbers: dict[str, int] = {}
     ids: dict[str, str] = {}
     for kind in kinds:
@@ -199,12 +193,30 @@ def _objects(style: Style, goal: Goal, rng: random.Random) -> dict[str, str]:
     return ids
 
 
-def _place(kind: str, goal: Goal, receptacles: dict[str, str], rng: random.Random) -> str:
-    """A receptacle in which such an object may lie; never one that would have the goal half done."""
-    if kind in LAMPS:
-        return rng.choice([r for r, rtype in receptacles.items() if rtype in LAMP_PLACES])
-    fitting = [r for r, rtype in receptacles.items() if kind in MAY_HOLD[rtype]]
-    return rng.choice([r for r in fitting if kind != goal.object_type or receptacles[r] != goal.target])
+def _others(room: Room, goal: Goal, wanted: int, rng: random.Random) -> list[str]:
+    """Objects beside those that the goal needs: up to the room's total, or one to three of each type."""
+    placeable = [obj for obj in room.objects if _may_lie_elsewhere(room, obj)]
+    if room.total is None:
+        return [obj for obj in placeable for _ in range(rng.choice((1, 1, 2, 3)) - (obj == goal.object_type))]
+    others = [obj for obj in placeable if obj != goal.object_type]
+    return [rng.choice(others if rng.random() < 0.9 else placeable) for _ in range(rng.randint(*room.total) - wanted)]
+
+
+def _places(objects: dict[str, str], goal: Goal, receptacles: dict[str, str], rng: random.Random) -> dict[str, str]:
+    """Where each object lies: never so that a goal is half done, and what the goal needs behind a door more often than not."""
+    appliance = _WORK[goal.kind][2] if goal.kind in _WORK else ""
+    places: dict[str, str] = {}
+    for obj, kind in objects.items():
+        if kind in LAMPS:
+            fitting = [r for r, rtype in receptacles.items() if rtype in LAMP_PLACES]
+        else:
+            fitting = [r for r, rtype in receptacles.items() if kind in MAY_HOLD[rtype]]
+        if kind == goal.object_type:
+            fitting = [r for r in fitting if receptacles[r] not in (goal.target, appliance)]
+            closed = [r for r in fitting if receptacles[r] in OPENABLE]
+            fitting = closed if closed and rng.random() < 0.7 else fitting
+        places[obj] = rng.choice(fitting)
+    return places
 
 
 def _abilities(obj: str, kind: str) -> list[Fact]:
@@ -240,7 +252,7 @@ def goal_formula(goal: Goal) -> Formula:
         second = ("exists", (("?o2", "object"),), ("and", ("not", ("=", "?o1", "?o2")), *_in_place("?o2", otype, target)))
         first = ("exists", (("?o1", "object"),), ("and", *_in_place("?o1", otype, target), second))
         return ("and", ("exists", (("?r", "receptacle"),), first))
-    ability, state, _ = _TREATMENTS.get(goal.kind, ("", "", frozenset()))
+    ability, state = _WORK[goal.kind][:2] if goal.kind in _WORK else ("", "")
     treated: tuple[Formula, ...] = ((ability, "?o"), (state, "?o")) if ability else ()
     placed: Formula = ("exists", (("?o", "object"),), ("and", *treated, *_in_place("?o", otype, target)))
     return ("and", ("exists", (("?r", "receptacle"),), placed))

@@ -14,8 +14,7 @@ from headrace.environments.household.layout import Layout
 
 NOTHING_HAPPENS = "Nothing happens."
 BANNER = "-= Welcome to TextWorld, ALFRED! =-"
-HELP = """
-Available commands:
+HELP = """Available commands:
   look:                             look around your current location
   inventory:                        check your current inventory
   go to (receptacle):               move to a receptacle
@@ -387,3 +386,12 @@ _ACTIONS: dict[str, Callable[[World, str], str | None]] = {
     "inventory": World._inventory,
     "help": World._help,
 }
+
+
+def is_command(layout: Layout, text: str) -> bool:
+    """Whether a text is a sentence of this world at all, doable or not."""
+    try:
+        World(layout).act(text)
+    except Unmatched:
+        return False
+    return True
