@@ -14,15 +14,16 @@ ALLOWED = {
     "algorithms": set(),
     "environments": set(),
     "rollout": {"environments"},
-    "records": {"rollout.trajectory"},
-    "training": {"algorithms", "environments", "rollout", "records", "config", "errors", "open_doors", "evaluation_statistics"},
-    "studies": {"algorithms", "environments", "rollout", "records", "training", "config", "errors", "evaluation_statistics"},
+    "records": {"rollout.trajectory", "errors"},
+    "training": {"algorithms", "environments", "rollout", "records", "config", "errors", "open_doors", "evaluation_statistics", "curves"},
+    "studies": {"algorithms", "environments", "rollout", "records", "training", "config", "errors", "evaluation_statistics", "curves"},
     "distributed": {"algorithms", "environments", "rollout", "records", "training", "config", "errors"},
     "integrations": {"algorithms"},
-    "config": {"errors", "training.recipes", "environments.worlds"},
+    "config": {"errors", "open_doors", "training.recipes", "environments.worlds"},
     "errors": set(),
     "open_doors": {"errors"},
     "evaluation_statistics": set(),
+    "curves": set(),
 }
 
 

@@ -97,6 +97,7 @@ class CostConfig(Section):
     train_token: float = Field(1e-4, ge=0)
     update: float = Field(0.1, ge=0)
     publication: float = Field(0.05, ge=0)
+    environment_step: float = Field(1e-3, ge=0)
 
 
 class RolloutConfig(Section):
@@ -145,7 +146,8 @@ class EvaluationConfig(Section):
     attempts: NonNegative = 4
     every: NonNegative = 0
     seed: int = 1234
-    concurrency: Positive = 128
+    concurrency: Positive | None = None
+    """Attempts at once; default: ``rollout.concurrency``."""
 
 
 class TrackerConfig(Section):

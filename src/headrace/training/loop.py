@@ -23,7 +23,7 @@ knows is what a resumed run will know.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -31,6 +31,7 @@ import torch
 from headrace.algorithms import Recipe, UncertaintySampler
 from headrace.config import Config
 from headrace.environments.base import Task
+from headrace.errors import RunFailed
 from headrace.records.run_store import RunStore
 from headrace.rollout import clock
 from headrace.rollout.clock import CostModel
@@ -89,7 +90,7 @@ class Loop:
             next_dispatch=parts.state.next_dispatch,
         )
 
-    async def run(self, *, on_update: Callable[[int], object] | None = None) -> bool:
+    async def run(self, *, on_update: Callable[[int, int], Awaitable[object]] | None = None) -> bool:
         """True when all updates are done, False when ``stop()`` came first. Either way what is left can be resumed."""
         parts = self.parts
         self._take_up()
@@ -100,7 +101,7 @@ class Loop:
                     break
                 await self._update(batch)
                 if on_update is not None:
-                    on_update(parts.state.next_batch)
+                    await on_update(parts.state.next_batch, parts.state.version)
         finally:
             await self.scheduler.close()
         await self.checkpoint()
@@ -114,14 +115,13 @@ class Loop:
 
     async def _update(self, batch: Sequence[Trajectory]) -> None:
         parts = self.parts
-        number = parts.state.next_batch
+        number, newest = parts.state.next_batch, parts.state.version
         credits = credit(batch, parts.recipe)
         result, drifts = await self._learn(number, batch, credits)
-        for trajectory, advantage, drift in zip(batch, credits.advantages, drifts, strict=True):
-            self._log(Consumption(trajectory.dispatch.number, number, advantage, drift))
+        self._consume(number, batch, credits, drifts)
         if parts.state.next_batch % parts.config.run.publish_every == 0:
             await self._publish(number)
-        parts.meters.updated(number, batch, credits, result, self.scheduler, parts.state.version)
+        parts.meters.updated(number, batch, credits, result, self.scheduler, parts.state.version, newest)
         if parts.state.next_batch % parts.config.run.checkpoint_every == 0:
             await self.checkpoint()
 
@@ -170,13 +170,25 @@ class Loop:
     # --- the log and what hangs on it ---
 
     def _log(self, event: Event, trajectory: Trajectory | None = None) -> None:
-        parts = self.parts
-        task = self._task_of(event)
+        store = self.parts.store
         if isinstance(event, Receipt) and trajectory is not None:
-            position = parts.store.append_receipt(event, trajectory)
+            self._apply(event, store.append_receipt(event, trajectory))
         else:
-            position = parts.store.append(event)
-        parts.state.apply(event, position)
+            self._apply(event, store.append(event))
+
+    def _consume(self, number: int, batch: Sequence[Trajectory], credits: Credit, drifts: Sequence[float | None]) -> None:
+        """A batch's consumptions enter the log together or not at all."""
+        events = [
+            Consumption(trajectory.dispatch.number, number, advantage, drift)
+            for trajectory, advantage, drift in zip(batch, credits.advantages, drifts, strict=True)
+        ]
+        first = self.parts.store.append_all(events)
+        for offset, event in enumerate(events):
+            self._apply(event, first + offset)
+
+    def _apply(self, event: Event, position: int) -> None:
+        task = self._task_of(event)
+        self.parts.state.apply(event, position)
         if task is not None:
             self._values.refresh(task)
 
@@ -196,6 +208,9 @@ class Loop:
     def _take_up(self) -> None:
         """Attempts that the log knows: received ones wait, those in flight leave again."""
         parts = self.parts
+        unknown = {dispatch.task for dispatch in parts.state.in_flight.values()} - parts.tasks.keys()
+        if unknown:
+            raise RunFailed(f"the log names tasks that the world no longer has ({min(unknown)}, {len(unknown)} in all): start a new run")
         waiting = [parts.store.trajectory(number) for number in parts.state.waiting]
         self.scheduler.restore(list(parts.state.in_flight.values()), waiting)
 

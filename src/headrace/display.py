@@ -1,0 +1,170 @@
+"""What a person sees while something runs: a live display on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from headrace.training.observer import Observer
+
+if TYPE_CHECKING:
+    from headrace.records.metrics import UpdateMetrics
+    from headrace.training.evaluation import Evaluation
+    from headrace.training.offline_values import TaskValue
+
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+@contextmanager
+def watching(plain: bool) -> Iterator[Observer]:
+    """An observer for the length of a command; everything it shows goes to stderr, so that stdout holds results only."""
+    if plain or not sys.stderr.isatty():
+        yield PlainLines()
+        return
+    display = LiveDisplay()
+    with display.live:
+        yield display
+
+
+class PlainLines:
+    """One line per phase, per tenth of a phase, per update."""
+
+    def __init__(self) -> None:
+        self._total: int | None = None
+        self._tenth = 0
+        self._began = time.monotonic()
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self._total, self._tenth, self._began = total, 0, time.monotonic()
+        self._say(name + (f" ({total})" if total else ""))
+
+    def progress(self, done: int, text: str = "") -> None:
+        tenth = 10 * done // self._total if self._total else 0
+        if tenth > self._tenth:
+            self._tenth = tenth
+            self._say(f"  {done}/{self._total} {text}".rstrip())
+
+    def update(self, metrics: UpdateMetrics) -> None:
+        left = f", {_clock(self._seconds_left(metrics.update + 1))} left" if self._total else ""
+        self._say(f"  update {metrics.update + 1}{f'/{self._total}' if self._total else ''}: {facts(metrics)}{left}")
+
+    def note(self, text: str) -> None:
+        self._say(text)
+
+    def _seconds_left(self, done: int) -> float:
+        elapsed = time.monotonic() - self._began
+        return elapsed / done * ((self._total or done) - done)
+
+    @staticmethod
+    def _say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+class LiveDisplay:
+    """A progress bar for the phase under way, the latest update's figures, and the reward so far as a small curve."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=32),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        self._task = self._progress.add_task("starting", total=None, text="")
+        self._rewards: list[float] = []
+        self._latest: UpdateMetrics | None = None
+        self.live = Live(get_renderable=self._draw, console=self.console, refresh_per_second=4, transient=True)
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self._progress.reset(self._task, description=name, total=total, text="")
+
+    def progress(self, done: int, text: str = "") -> None:
+        self._progress.update(self._task, completed=done, text=text)
+
+    def update(self, metrics: UpdateMetrics) -> None:
+        self._latest = metrics
+        self._rewards.append(metrics.reward)
+        self._progress.update(self._task, completed=metrics.update + 1)
+
+    def note(self, text: str) -> None:
+        self.console.print(text, highlight=False)
+
+    def _draw(self) -> RenderableType:
+        parts: list[RenderableType] = [self._progress]
+        if self._latest is not None:
+            parts.append(Text(f"reward {curve(self._rewards)} {facts(self._latest)}"))
+        return Group(*parts)
+
+
+def curve(values: list[float], width: int = 40) -> str:
+    """The last ``width`` values, each in [0, 1], as block characters."""
+    return "".join(_BARS[max(0, min(8, round(8 * value)))] for value in values[-width:])
+
+
+def facts(metrics: UpdateMetrics) -> str:
+    """The figures of an update that a person watches."""
+    parts = [f"reward {metrics.reward:.3f}", f"success {metrics.success:.3f}"]
+    if math.isfinite(metrics.sampled_tokens_per_second):
+        parts.append(f"{metrics.sampled_tokens_per_second:,.0f} tokens/s")
+    parts.append(f"{metrics.seconds:.1f} s")
+    dropped = sum(metrics.drops.values())
+    if dropped:
+        parts.append(f"{dropped} dropped")
+    return ", ".join(parts)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"
+
+
+def evaluation_table(evaluation: Evaluation, *, as_json: bool = False) -> None:
+    if as_json:
+        print(json.dumps(asdict(evaluation)))
+        return
+    table = Table("kind", "success", "attempts", title=f"{evaluation.split}, {evaluation.attempts} attempts", title_justify="left")
+    for kind, result in evaluation.by_kind.items():
+        table.add_row(kind, f"{result.success:.3f}", str(result.attempts))
+    table.add_section()
+    table.add_row("all", f"{evaluation.success:.3f} [{evaluation.low:.3f}, {evaluation.high:.3f}]", str(evaluation.attempts))
+    console = Console()
+    console.print(table)
+    if evaluation.failed:
+        console.print(f"{evaluation.failed} attempts ended in an error or at a deadline and are not counted.")
+
+
+def values_table(values: Sequence[TaskValue]) -> None:
+    """The distribution of prompt values: how many tasks had so many successes."""
+    table = Table("successes", "rollouts", "tasks", title=f"{len(values)} tasks", title_justify="left")
+    counts = Counter((round(value.successes, 2), value.rollouts) for value in values)
+    for (successes, rollouts), tasks in sorted(counts.items()):
+        table.add_row(f"{successes:g}", str(rollouts), str(tasks))
+    Console().print(table)
+
+
+def recipes_table() -> None:
+    from headrace.algorithms import RECIPES
+
+    table = Table("recipe", "memory", "measure", "objective", "group", "paper")
+    for name, recipe in RECIPES.items():
+        rho = "" if recipe.memory is None else f", rho {recipe.rho if recipe.rho is not None else 'by drift'}"
+        memory = f"{recipe.memory}{rho}" if recipe.memory else "-"
+        table.add_row(name, memory, recipe.measure, repr(recipe.objective), str(recipe.group_size), recipe.paper)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
