@@ -16,13 +16,9 @@ from headrace.environments.base import Task
 from headrace.environments.household.catalogue import MAY_HOLD
 from headrace.environments.household.environment import HouseholdEnvironment
 from headrace.environments.household.expert import Aim, aim_of
+from headrace.environments.household.problem import TREATMENTS
 
 Order = Literal["sensible", "random"]
-_APPLIANCES = {
-    "pick_clean_then_place_in_recep": ("clean", "sinkbasin"),
-    "pick_heat_then_place_in_recep": ("heat", "microwave"),
-    "pick_cool_then_place_in_recep": ("cool", "fridge"),
-}
 _HOLDS = {receptacle.lower(): frozenset(obj.lower() for obj in objects) for receptacle, objects in MAY_HOLD.items()}
 _SEEN = re.compile(r"you see (.*?)\.")
 _ITEM = re.compile(r"\ba ([a-z]+ \d+)")
@@ -79,7 +75,7 @@ class Explorer:
             self._at = action.removeprefix("go to ")
         elif observation.startswith("You pick up the "):
             self._holding, source = action.removeprefix("take ").split(" from ")
-            self._contents.get(source, []).remove(self._holding)
+            self._contents[source] = [name for name in self._contents.get(source, []) if name != self._holding]
             self._treated = False
         elif observation.startswith("You move the "):
             moved, place = action.removeprefix("move ").split(" to ")
@@ -110,10 +106,10 @@ class Explorer:
             return self._fetch()
         if self._lamp is not None:
             return self._light()
-        verb, appliance = _APPLIANCES.get(self._aim.kind, ("", ""))
-        if verb and not self._treated:
-            place = self._nearest(appliance)
-            return f"{verb} {self._holding} with {place}" if self._at == place else f"go to {place}"
+        treatment = TREATMENTS.get(self._aim.kind)
+        if treatment and not self._treated:
+            place = self._nearest(treatment.appliance.lower())
+            return f"{treatment.verb} {self._holding} with {place}" if self._at == place else f"go to {place}"
         return self._place()
 
     def _fetch(self) -> str:

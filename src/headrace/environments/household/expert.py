@@ -8,14 +8,8 @@ from itertools import permutations
 
 from headrace.environments.base import Task
 from headrace.environments.household.layout import Layout, layout_of
-from headrace.environments.household.problem import atoms_of, kind_of, problem_of
+from headrace.environments.household.problem import TREATMENTS, atoms_of, kind_of, problem_of
 from headrace.environments.household.world import Unmatched, World
-
-_TREATMENTS = {
-    "pick_clean_then_place_in_recep": ("clean", "sinks"),
-    "pick_heat_then_place_in_recep": ("heat", "microwaves"),
-    "pick_cool_then_place_in_recep": ("cool", "fridges"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +123,18 @@ def _light_plan(start: World, obj: str, lamp: str) -> Iterator[list[str]]:
 
 
 def _place_plan(start: World, group: tuple[str, ...], receptacle: str, kind: str) -> Iterator[list[str]]:
-    verb, appliances = _TREATMENTS.get(kind, ("", ""))
-    for appliance in sorted(getattr(start.layout, appliances)) if appliances else [None]:
+    treatment = TREATMENTS.get(kind)
+    appliances = start.layout.appliances(treatment.verb) if treatment else frozenset()
+    for appliance in sorted(appliances) if treatment else [None]:
         plan = _Plan(start)
         done = True
         for obj in group:
             if len(group) > 1 and obj in start.inside.get(receptacle, ()):
                 continue
             done = done and plan.fetch(obj)
-            if done and appliance is not None:
+            if done and treatment and appliance is not None:
                 done = plan.go(appliance)
-                plan.actions.append(f"{verb} {start.layout.name_of[obj]} with {start.layout.name_of[appliance]}")
+                plan.actions.append(f"{treatment.verb} {start.layout.name_of[obj]} with {start.layout.name_of[appliance]}")
             done = done and plan.put(obj, receptacle)
         if done:
             yield plan.actions

@@ -25,17 +25,11 @@ from headrace.environments.household.catalogue import (
     SLICEABLE,
     VESSELS,
 )  # fmt: skip
-from headrace.environments.household.problem import KINDS, Fact, Formula, Problem
+from headrace.environments.household.problem import KINDS, TREATMENTS, Fact, Formula, Problem
 from headrace.environments.household.rooms import Room, rooms_for
 
 SPLITS = {"train": 128, "seen": 64, "unseen": 64, "warmup": None}
 SIZES = ("small", "full")
-#: What a kind asks to be done to the object: the ability it needs, the state it gets, where, and which types have the ability.
-_WORK = {
-    "pick_clean_then_place_in_recep": ("cleanable", "isclean", "SinkBasin", CLEANABLE),
-    "pick_heat_then_place_in_recep": ("heatable", "ishot", "Microwave", HEATABLE),
-    "pick_cool_then_place_in_recep": ("coolable", "iscool", "Fridge", COOLABLE),
-}
 _ABILITIES = {
     "cleanable": CLEANABLE,
     "heatable": HEATABLE,
@@ -118,7 +112,9 @@ def goals_of(room: Room, kind: str) -> list[Goal]:
     placeable = [obj for obj in room.objects if any(obj in MAY_HOLD[receptacle] for receptacle in room.types())]
     if kind == "look_at_obj_in_light":
         return [Goal(kind, obj, lamp) for obj in placeable for lamp in sorted(LAMPS)]
-    appliance, able = _WORK[kind][2:] if kind in _WORK else ("", frozenset(placeable))
+    treatment = TREATMENTS.get(kind)
+    appliance = treatment.appliance if treatment else ""
+    able = _ABILITIES[treatment.ability] if treatment else frozenset(placeable)
     return [
         Goal(kind, obj, target)
         for obj in placeable
@@ -204,7 +200,8 @@ def _others(room: Room, goal: Goal, wanted: int, rng: random.Random) -> list[str
 
 def _places(objects: dict[str, str], goal: Goal, receptacles: dict[str, str], rng: random.Random) -> dict[str, str]:
     """Where each object lies: never so that a goal is half done, and what the goal needs behind a door more often than not."""
-    appliance = _WORK[goal.kind][2] if goal.kind in _WORK else ""
+    treatment = TREATMENTS.get(goal.kind)
+    appliance = treatment.appliance if treatment else ""
     places: dict[str, str] = {}
     for obj, kind in objects.items():
         if kind in LAMPS:
@@ -252,8 +249,8 @@ def goal_formula(goal: Goal) -> Formula:
         second = ("exists", (("?o2", "object"),), ("and", ("not", ("=", "?o1", "?o2")), *_in_place("?o2", otype, target)))
         first = ("exists", (("?o1", "object"),), ("and", *_in_place("?o1", otype, target), second))
         return ("and", ("exists", (("?r", "receptacle"),), first))
-    ability, state = _WORK[goal.kind][:2] if goal.kind in _WORK else ("", "")
-    treated: tuple[Formula, ...] = ((ability, "?o"), (state, "?o")) if ability else ()
+    treatment = TREATMENTS.get(goal.kind)
+    treated: tuple[Formula, ...] = ((treatment.ability, "?o"), (treatment.state, "?o")) if treatment else ()
     placed: Formula = ("exists", (("?o", "object"),), ("and", *treated, *_in_place("?o", otype, target)))
     return ("and", ("exists", (("?r", "receptacle"),), placed))
 

@@ -83,6 +83,10 @@ class Layout:
     won: Test
     goal_actions: frozenset[str]
 
+    def appliances(self, verb: str) -> frozenset[str]:
+        """Where one can clean, heat or cool."""
+        return {"clean": self.sinks, "heat": self.microwaves, "cool": self.fridges}[verb]
+
 
 def layout_of(task: Task) -> Layout:
     """The compiled task; kept for the most recent ones, since the same tasks come again and again."""

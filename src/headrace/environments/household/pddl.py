@@ -6,12 +6,21 @@ real engine does, so that ordering and numbering come out the same.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 from typing import Any
 
 from headrace.environments.base import Task
 from headrace.environments.household.problem import Fact, Formula, Problem, instruction_of, kind_of, problem_of
 
+#: The domain's predicates with how many names each relates.
+_PREDICATES = {
+    1: "openable opened isreceptacleobject isreceptacleobjectfull checked examined holdsany holdsanyreceptacleobject full isclean cleanable "
+    "ishot heatable iscool coolable pickupable moveable toggleable ison istoggled sliceable issliced",
+    2: "atlocation receptacleatlocation objectatlocation inreceptacle inreceptacleobject wasinreceptacle receptacletype cancontain "
+    "objecttype holds =",
+}
+_ARITY = {predicate: arity for arity, predicates in _PREDICATES.items() for predicate in predicates.split()}
 _TYPES = ("agent", "location", "receptacle", "object", "rtype", "otype")
 
 
@@ -105,7 +114,7 @@ def _facts(items: list[Any]) -> tuple[Fact, ...]:
             continue
         if not all(isinstance(part, str) for part in item):
             raise ValueError(f"A fact of the :init section is a predicate with names; found {item!r}.")
-        facts[tuple(item)] = None
+        facts[_checked(tuple(item), "The :init section")] = None
     return tuple(facts)
 
 
@@ -124,8 +133,20 @@ def _formula(tree: Any) -> Formula:
     if head in ("exists", "forall") and len(tree) == 3 and isinstance(tree[1], list):
         return (head, tuple(_typed(tree[1], f"({head} (")), _formula(tree[2]))
     if all(isinstance(part, str) for part in tree) and head not in ("not", "imply", "exists", "forall"):
-        return tuple(tree)
+        return _checked(tuple(tree), "The goal")
     raise ValueError(f"The goal holds a formula that PDDL lacks: {_write(tree)}.")
+
+
+def _checked(atom: Fact, where: str) -> Fact:
+    predicate, *names = atom
+    arity = _ARITY.get(predicate)
+    if arity is None:
+        near = difflib.get_close_matches(predicate, _ARITY, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise ValueError(f"{where} uses the predicate {predicate!r}, which the ALFRED domain lacks{hint}")
+    if len(names) != arity:
+        raise ValueError(f"{where} holds ({' '.join(atom)}); {predicate} relates {arity} name(s), not {len(names)}.")
+    return atom
 
 
 def _write(tree: Any) -> str:

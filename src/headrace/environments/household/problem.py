@@ -28,6 +28,23 @@ KINDS = (
 
 
 @dataclass(frozen=True, slots=True)
+class Treatment:
+    """What three of the kinds ask to be done to the object first: the action, the ability it needs, the state it gives, and where."""
+
+    verb: str
+    ability: str
+    state: str
+    appliance: str
+
+
+TREATMENTS = {
+    "pick_clean_then_place_in_recep": Treatment("clean", "cleanable", "isclean", "SinkBasin"),
+    "pick_heat_then_place_in_recep": Treatment("heat", "heatable", "ishot", "Microwave"),
+    "pick_cool_then_place_in_recep": Treatment("cool", "coolable", "iscool", "Fridge"),
+}
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """Entities as (name, type), facts true at the start, and the goal."""
 
