@@ -159,4 +159,7 @@ class Policy:
         if not self.model.supports_gradient_checkpointing:
             raise UserError(f"{self.name}: {type(self.model).__name__} does not support gradient checkpointing; turn it off")
         model: Any = self.model
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if hasattr(model, "activation_checkpointing_enable"):  # its newer name
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        else:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

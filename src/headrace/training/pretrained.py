@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from headrace.errors import UserError
 
@@ -31,10 +33,11 @@ def load(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedToke
     """Model and tokenizer by Hugging Face name, from a folder, from a folder with a single GGUF file, or from a GGUF file."""
     folder, options = _source(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-        if "gguf_file" in options:
-            options["quantization_config"] = _gguf_config()
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options)
+        with _no_progress_bars():
+            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+            if "gguf_file" in options:
+                options["quantization_config"] = _gguf_config()
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options)
     except ImportError as error:
         raise UserError(f"{name}: loading this model needs a package that is not installed: {_first_line(error)}") from error
     except (OSError, ValueError, KeyError) as error:
@@ -42,6 +45,19 @@ def load(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedToke
     if "gguf_file" in options:
         _make_plain(model)
     return model, tokenizer
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """A run has one progress display, its own."""
+    untyped: Any = transformers_logging
+    shown = untyped.is_progress_bar_enabled()
+    untyped.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            untyped.enable_progress_bar()
 
 
 def _first_line(error: BaseException) -> str:
@@ -120,7 +136,8 @@ def save(
     shutil.rmtree(aside, ignore_errors=True)
     try:
         plain = model if merged is None else _with_weights(model, merged)
-        plain.save_pretrained(aside)
+        with _no_progress_bars():
+            plain.save_pretrained(aside)
         if tokenizer is not None:
             tokenizer.save_pretrained(aside)
         if adapter is not None:
