@@ -56,7 +56,7 @@ class ChatCodec:
         *,
         history: History = "template",
         template_arguments: Mapping[str, Any] | None = None,
-        cache_size: int = 8192,
+        cache_size: int = 4096,
     ) -> None:
         self.history = history
         self.template = ChatTemplate(tokenizer, template_arguments or {})

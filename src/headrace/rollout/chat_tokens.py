@@ -7,13 +7,16 @@ without the tokenizer's added tokens. Everything else is encoded exactly as the 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
+_LONG_TEXT, _LONG_REPLY = 1000, 64
+"""Characters and tokens from which on nothing is cached: long texts seldom come twice, and would fill the memory."""
+
 
 class TokenWriter:
-    """Encodes and decodes with caches of ``cache_size`` entries each.
+    """Encodes and decodes with caches of ``cache_size`` entries each for short texts.
 
     Control tokens are the special tokens and those added tokens that the template's source mentions (``<tool_response>``);
     a token for unknown words is none. A tokenizer that cannot keep a control string plain is refused here.
@@ -23,15 +26,31 @@ class TokenWriter:
         self._tokenizer = tokenizer
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         self.control = _control_tokens(tokenizer, template_source)
-        self.special = frozenset(self.control) & frozenset(tokenizer.all_special_ids)
-        self._ids = {text: number for number, text in self.control.items()}
-        self._pattern = _any_of(self._ids)
-        self._unspecial = _any_of(text for number, text in self.control.items() if number not in self.special)
-        self.encode = lru_cache(maxsize=cache_size)(self._encode)
-        self.decode = lru_cache(maxsize=cache_size)(self._decode)
+        flagged = {int(number) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self.special = frozenset(self.control) & (flagged | frozenset(tokenizer.all_special_ids))
+        added = {str(t.content): int(n) for n, t in tokenizer.added_tokens_decoder.items() if not t.content.isspace()}
+        self._ids = added | {text: number for number, text in self.control.items()}
+        self._in_template = _any_of(self._ids)
+        self._pattern = _any_of(self.control.values())
+        self._unspecial = _any_of(text for text, number in self._ids.items() if number not in self.special)
+        self._encode_short = lru_cache(maxsize=cache_size)(self._encode)
+        self._decode_short = lru_cache(maxsize=cache_size)(self._decode)
         self._expected = lru_cache(maxsize=512)(self._controls_of_literals)
         self._anchors = {number: text for number, text in self.control.items() if self._raw(text) == [number]}
         self._check()
+
+    def encode(self, literals: tuple[str, ...], contents: tuple[str, ...], anchor: int | None) -> tuple[int, ...]:
+        """Template text around contents: literal, content, literal, ...
+
+        ``anchor`` is the control token that stands before; it is not part of the result. With it, a tokenizer that treats
+        the start of a text specially sees no start here.
+        """
+        long = sum(map(len, contents)) > _LONG_TEXT
+        return self._encode(literals, contents, anchor) if long else self._encode_short(literals, contents, anchor)
+
+    def decode(self, ids: tuple[int, ...]) -> str:
+        """The text of ``ids``, control tokens visible."""
+        return self._decode(ids) if len(ids) > _LONG_REPLY else self._decode_short(ids)
 
     def has_control(self, text: str) -> bool:
         return self._pattern is not None and self._pattern.search(text) is not None
@@ -55,7 +74,7 @@ class TokenWriter:
     def reply(self, before: str, text: str, end: str) -> tuple[int, ...]:
         """``text`` as a model would write it after the template's ``before``, ended by ``end``.
 
-        Special tokens stay plain; the other control strings (``<tool_call>``) become the tokens that a model uses.
+        Special tokens stay plain; the tokenizer's other added tokens (``<tool_call>``) become the tokens that a model uses.
         """
         parts = self._unspecial.split(text) if self._unspecial is not None else [text]
         marks = self._unspecial.findall(text) if self._unspecial is not None else []
@@ -69,11 +88,6 @@ class TokenWriter:
     # --- encoding ---
 
     def _encode(self, literals: tuple[str, ...], contents: tuple[str, ...], anchor: int | None) -> tuple[int, ...]:
-        """Template text around contents: literal, content, literal, ... (cached as ``encode``).
-
-        ``anchor`` is the control token that stands before; it is not part of the result. With it, a tokenizer that treats
-        the start of a text specially sees no start here.
-        """
         before = self._anchors.get(anchor, "") if anchor is not None else ""
         ids = self._raw(before + _interleave(literals, contents))
         if tuple(number for number in ids if number in self.control) != self._expected(literals, before):
@@ -91,7 +105,7 @@ class TokenWriter:
         run = ""
         for index, literal in enumerate(literals):
             start = 0
-            for found in self._pattern.finditer(literal) if self._pattern is not None else ():
+            for found in self._in_template.finditer(literal) if self._in_template is not None else ():
                 ids += self.plain(run + literal[start : found.start()])
                 ids.append(self._ids[found.group()])
                 run, start = "", found.end()
@@ -115,11 +129,10 @@ class TokenWriter:
         return [token.id for piece in pieces for token in self._backend.model.tokenize(piece)]
 
     def _decode(self, ids: tuple[int, ...]) -> str:
-        """The text of ``ids``, control tokens visible (cached as ``decode``)."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _check(self) -> None:
-        for text in self._ids:
+        for text in self.control.values():
             for probe in (text, f"a {text} b", f"{text}\n{text}"):
                 self._encode(("", ""), (probe,), None)
 
@@ -137,7 +150,7 @@ def _control_tokens(tokenizer: Any, template_source: str) -> dict[int, str]:
     return found
 
 
-def _any_of(texts: Sequence[str] | Any) -> re.Pattern[str] | None:
+def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
     longest_first = sorted(texts, key=len, reverse=True)
     return re.compile("|".join(re.escape(text) for text in longest_first)) if longest_first else None
 
