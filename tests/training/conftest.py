@@ -74,3 +74,9 @@ def toy_config(toy_data):
         return parse(data)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """Tiny random models of real architectures, and made-up trajectories."""
+    return _loaded(TINY, "tiny_models").Tiny
