@@ -18,13 +18,14 @@ class LoraSettings:
     """Low-rank adapters (LoRA, arXiv 2106.09685): W + (alpha / rank) B A on the ``targets``.
 
     ``targets``: module names (endings count), or "all-linear" for every linear layer but the output head.
-    ``dropout``: before A, while training only; old log-probabilities are then computed without it.
+    ``dropout``: before A, while training only; old log-probabilities are then computed without it. ``seed``: of the random A.
     """
 
     rank: int = 16
     alpha: float = 32.0
     dropout: float = 0.0
     targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.rank < 1 or self.alpha <= 0 or not 0 <= self.dropout < 1:
@@ -48,7 +49,9 @@ def insert(model: PreTrainedModel, settings: LoraSettings) -> Any:
         task_type="CAUSAL_LM",
     )
     try:
-        wrapper = peft.get_peft_model(model, config, autocast_adapter_dtype=True)
+        with torch.random.fork_rng():
+            torch.manual_seed(settings.seed)
+            wrapper = peft.get_peft_model(model, config, autocast_adapter_dtype=True)
     except ValueError as error:
         raise UserError(
             f"policy.lora.targets {settings.targets!r} do not fit {type(model).__name__}: {str(error).splitlines()[0]}"
