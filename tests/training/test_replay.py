@@ -7,6 +7,7 @@ import sqlite3
 
 import pytest
 
+from fakes.fake_run import FakeRun
 from headrace.algorithms import PromptValue, prior_from_rollouts, recipe
 from headrace.records.run_store import RUN_FILE, RunError, RunStore
 from headrace.rollout.trajectory import (
@@ -165,6 +166,11 @@ def test_a_batch_that_a_killed_process_left_half_logged_is_said_and_not_compared
     report = replay(tmp_path, run.recipe)
     assert report.ok and (report.batches, report.unfinished) == (1, 4)
     assert "the last 4 consumptions are of a batch that was not logged to its end" in str(report)
+
+
+def test_the_fake_run_that_other_tests_read_is_a_lawful_one(tmp_path):
+    report = replay(FakeRun(tmp_path / "run", updates=5, batch=8).write(), recipe("spo++"))
+    assert report.ok and report.batches == 5
 
 
 def test_a_run_without_updates_replays_to_nothing(tmp_path):
