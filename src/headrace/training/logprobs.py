@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 RECTANGLE = 1 << 22
 """Elements of the largest temporary: 16 MiB in float32."""
@@ -61,113 +62,161 @@ def scores_from_logits(logits_mv: Tensor, target_m: Tensor, *, entropy: bool = F
     return TokenScores(chosen, -(logprobs_mv.exp() * logprobs_mv).sum(-1) if entropy else None)
 
 
-def _rectangles(rows: int, vocabulary: int, elements: int) -> tuple[int, int]:
-    """Rows and columns of a rectangle: all the vocabulary where it is small, else about ``_ROWS`` rows, to read the weight rarely."""
-    high = max(1, min(rows, max(_ROWS, elements // vocabulary), elements))
-    return high, max(1, min(vocabulary, elements // high))
+@dataclass(frozen=True)
+class _Rectangle:
+    """Some positions times some of the vocabulary, in compute precision.
+
+    ``rows`` and ``columns`` say which. ``logits_rc`` may be overwritten. ``column_r``: each row's target as a column of
+    this rectangle where ``inside_r``, else any column.
+    """
+
+    rows: slice
+    columns: slice
+    hidden_rh: Tensor
+    weight_ch: Tensor
+    logits_rc: Tensor
+    column_r: Tensor
+    inside_r: Tensor
 
 
-def _spans(total: int, size: int) -> Iterator[tuple[int, int]]:
+@dataclass(frozen=True)
+class _Problem:
+    hidden_mh: Tensor
+    weight_vh: Tensor
+    bias_v: Tensor | None
+    target_m: Tensor
+    scale: float
+    softcap: float | None
+    rectangle: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.promote_types(self.hidden_mh.dtype, torch.float32)
+
+    def rectangles(self) -> Iterator[_Rectangle]:
+        """All of [m, V]; the vocabulary outside, so that low-precision weights are converted once."""
+        positions, vocabulary = self.hidden_mh.shape[0], self.weight_vh.shape[0]
+        # All the vocabulary where it is small; else many rows, so that the weight is read rarely.
+        high = max(1, min(positions, max(_ROWS, self.rectangle // vocabulary), self.rectangle))
+        for columns in _slices(vocabulary, max(1, self.rectangle // high)):
+            weight_ch = self.weight_vh[columns].to(self.dtype)
+            bias_c = None if self.bias_v is None else self.bias_v[columns].to(self.dtype)
+            for rows in _slices(positions, high):
+                hidden_rh = self.hidden_mh[rows].to(self.dtype)
+                column_r = self.target_m[rows] - columns.start
+                inside_r = (column_r >= 0) & (column_r < weight_ch.shape[0])
+                logits_rc = self._logits(hidden_rh, weight_ch, bias_c)
+                yield _Rectangle(rows, columns, hidden_rh, weight_ch, logits_rc, column_r.clamp(0, weight_ch.shape[0] - 1), inside_r)
+
+    def _logits(self, hidden_rh: Tensor, weight_ch: Tensor, bias_c: Tensor | None) -> Tensor:
+        logits_rc = hidden_rh @ weight_ch.T if bias_c is None else torch.addmm(bias_c, hidden_rh, weight_ch.T)
+        if self.softcap is not None:
+            logits_rc = logits_rc.div_(self.softcap).tanh_().mul_(self.softcap)
+        return logits_rc if self.scale == 1.0 else logits_rc.mul_(self.scale)
+
+    def slope(self, logits_rc: Tensor) -> Tensor | None:
+        """d logits / d (hidden @ weight^T), None where it is 1 everywhere."""
+        if self.softcap is not None:
+            return (logits_rc / (self.softcap * self.scale)).square_().neg_().add_(1.0).mul_(self.scale)
+        return None if self.scale == 1.0 else logits_rc.new_tensor(self.scale)
+
+
+def _slices(total: int, size: int) -> Iterator[slice]:
     for start in range(0, total, size):
-        yield start, min(total, start + size)
+        yield slice(start, min(total, start + size))
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, softcap: float | None) -> Tensor:
-    logits = hidden @ weight.T if bias is None else torch.addmm(bias, hidden, weight.T)
-    if softcap is not None:
-        logits = logits.div_(softcap).tanh_().mul_(softcap)
-    return logits if scale == 1.0 else logits.mul_(scale)
+class _Running:
+    """Log-sum-exp, entropy and chosen logits of all positions, over the rectangles seen so far."""
+
+    def __init__(self, problem: _Problem, entropy: bool) -> None:
+        zeros = problem.hidden_mh.new_zeros(problem.hidden_mh.shape[0], dtype=problem.dtype)
+        self.entropy = entropy
+        self.top_m = zeros - torch.inf
+        self.total_m = zeros.clone()  # sum of exp(logit - top)
+        self.weighted_m = zeros.clone()  # sum of exp(logit - top) (logit - top)
+        self.chosen_m = zeros
+
+    def add(self, part: _Rectangle) -> None:
+        rows, logits_rc = part.rows, part.logits_rc
+        picked_r = logits_rc.gather(1, part.column_r[:, None])[:, 0]
+        self.chosen_m[rows] = torch.where(part.inside_r, picked_r, self.chosen_m[rows])
+        top_r = torch.maximum(self.top_m[rows], logits_rc.amax(1))
+        drop_r = self.top_m[rows] - top_r  # -inf at a row's first rectangle
+        before_r = self.total_m[rows] * drop_r.exp()
+        logits_rc.sub_(top_r[:, None])
+        if self.entropy:
+            moved_r = torch.where(before_r > 0, before_r * drop_r, 0.0)
+            self.weighted_m[rows] = self.weighted_m[rows] * drop_r.exp() + moved_r + logits_rc.exp().mul_(logits_rc).sum(1)
+        self.total_m[rows] = before_r + logits_rc.exp_().sum(1)
+        self.top_m[rows] = top_r
 
 
 class _TokenScores(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        target: Tensor,
+        hidden_mh: Tensor,
+        weight_vh: Tensor,
+        bias_v: Tensor | None,
+        target_m: Tensor,
         scale: float,
         softcap: float | None,
         entropy: bool,
         rectangle: int,
     ) -> tuple[Tensor, Tensor]:
-        dtype = torch.promote_types(hidden.dtype, torch.float32)
-        m, vocabulary = hidden.shape[0], weight.shape[0]
-        high, wide = _rectangles(m, vocabulary, rectangle)
-        top = hidden.new_full((m,), -torch.inf, dtype=dtype)  # running maximum
-        total = hidden.new_zeros(m, dtype=dtype)  # sum of exp(logit - top)
-        weighted = hidden.new_zeros(m, dtype=dtype)  # sum of exp(logit - top) * (logit - top)
-        chosen = hidden.new_zeros(m, dtype=dtype)
-        for v0, v1 in _spans(vocabulary, wide):
-            columns, shift = weight[v0:v1].to(dtype), None if bias is None else bias[v0:v1].to(dtype)
-            for r0, r1 in _spans(m, high):
-                logits = _logits(hidden[r0:r1].to(dtype), columns, shift, scale, softcap)
-                column = target[r0:r1] - v0
-                inside = (column >= 0) & (column < v1 - v0)
-                picked = logits.gather(1, column.clamp(0, v1 - v0 - 1)[:, None])[:, 0]
-                chosen[r0:r1] = torch.where(inside, picked, chosen[r0:r1])
-                higher = torch.maximum(top[r0:r1], logits.amax(1))
-                drop = top[r0:r1] - higher  # -inf at the first rectangle
-                shrink = drop.exp()
-                logits.sub_(higher[:, None])
-                if entropy:
-                    moved = torch.where(total[r0:r1] > 0, total[r0:r1] * shrink * drop, 0.0)
-                    mass = logits.exp()
-                    weighted[r0:r1] = weighted[r0:r1] * shrink + moved + mass.mul_(logits).sum(1)
-                total[r0:r1] = total[r0:r1] * shrink + logits.exp_().sum(1)
-                top[r0:r1] = higher
-        log_total = total.log()
-        normalizer = top + log_total
-        entropies = log_total - weighted / total if entropy else hidden.new_zeros(0, dtype=dtype)
-        ctx.save_for_backward(hidden, weight, bias, target, normalizer, entropies)
-        ctx.settings = (scale, softcap, entropy, rectangle)
+        problem = _Problem(hidden_mh, weight_vh, bias_v, target_m, scale, softcap, rectangle)
+        running = _Running(problem, entropy)
+        for part in problem.rectangles():
+            running.add(part)
+        log_total_m = running.total_m.log()
+        normalizer_m = running.top_m + log_total_m
+        entropies_m = log_total_m - running.weighted_m / running.total_m if entropy else normalizer_m.new_zeros(0)
+        ctx.save_for_backward(hidden_mh, weight_vh, bias_v, target_m, normalizer_m, entropies_m)
+        ctx.settings = (scale, softcap, rectangle)
         if not entropy:
-            ctx.mark_non_differentiable(entropies)
-        return chosen - normalizer, entropies
+            ctx.mark_non_differentiable(entropies_m)
+        return running.chosen_m - normalizer_m, entropies_m
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_chosen, grad_entropy = grads
-        hidden, weight, bias, target, normalizer, entropies = ctx.saved_tensors
-        scale, softcap, entropy, rectangle = ctx.settings
-        dtype = normalizer.dtype
-        need_hidden, need_weight, need_bias = ctx.needs_input_grad[0], ctx.needs_input_grad[1], bias is not None and ctx.needs_input_grad[2]
-        grad_hidden = torch.zeros_like(hidden, dtype=dtype) if need_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=dtype) if need_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=dtype) if need_bias else None
-        m, vocabulary = hidden.shape[0], weight.shape[0]
-        high, wide = _rectangles(m, vocabulary, rectangle)
-        for v0, v1 in _spans(vocabulary, wide):
-            columns, shift = weight[v0:v1].to(dtype), None if bias is None else bias[v0:v1].to(dtype)
-            for r0, r1 in _spans(m, high):
-                rows = hidden[r0:r1].to(dtype)
-                logits = _logits(rows, columns, shift, scale, softcap)
-                slope = None if softcap is None else 1.0 - (logits / (softcap * scale)).square_()
-                logprobs = logits.sub_(normalizer[r0:r1, None])
-                coefficient = -grad_chosen[r0:r1, None]
-                if entropy:
-                    coefficient = coefficient - grad_entropy[r0:r1, None] * (logprobs + entropies[r0:r1, None])
-                grad = logprobs.exp_().mul_(coefficient)
-                column = target[r0:r1] - v0
-                inside = (column >= 0) & (column < v1 - v0)
-                grad.scatter_add_(1, column.clamp(0, v1 - v0 - 1)[:, None], torch.where(inside, grad_chosen[r0:r1], 0.0)[:, None])
-                if scale != 1.0:
-                    grad.mul_(scale)
-                if slope is not None:
-                    grad.mul_(slope)
-                if grad_hidden is not None:
-                    grad_hidden[r0:r1].addmm_(grad, columns)
-                if grad_weight is not None:
-                    grad_weight[v0:v1].addmm_(grad.T, rows)
-                if grad_bias is not None:
-                    grad_bias[v0:v1] += grad.sum(0)
-        return (
-            None if grad_hidden is None else grad_hidden.to(hidden.dtype),
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(bias.dtype),
-            *(None,) * 5,
-        )
+    @once_differentiable
+    def backward(ctx: Any, grad_logprobs_m: Tensor, grad_entropies_m: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_mh, weight_vh, bias_v, target_m, normalizer_m, entropies_m = ctx.saved_tensors
+        problem = _Problem(hidden_mh, weight_vh, bias_v, target_m, *ctx.settings)
+        inputs = (hidden_mh, weight_vh, bias_v)
+        grads = [
+            torch.zeros_like(tensor, dtype=problem.dtype) if tensor is not None and needed else None
+            for tensor, needed in zip(inputs, ctx.needs_input_grad, strict=False)
+        ]
+        for part in problem.rectangles():
+            entropy = None if not len(entropies_m) else (grad_entropies_m[part.rows], entropies_m[part.rows])
+            grad_rc = _grad_logits(problem, part, normalizer_m[part.rows], grad_logprobs_m[part.rows], entropy)
+            if grads[0] is not None:
+                grads[0][part.rows].addmm_(grad_rc, part.weight_ch)
+            if grads[1] is not None:
+                grads[1][part.columns].addmm_(grad_rc.T, part.hidden_rh)
+            if grads[2] is not None:
+                grads[2][part.columns] += grad_rc.sum(0)
+        typed = [None if grad is None else grad.to(tensor.dtype) for tensor, grad in zip(inputs, grads, strict=True)]
+        return (*typed, *(None,) * 5)
+
+
+def _grad_logits(
+    problem: _Problem, part: _Rectangle, normalizer_r: Tensor, grad_logprobs_r: Tensor, entropy: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """Gradient with respect to hidden @ weight^T + bias, overwriting the rectangle's logits.
+
+    d logprob / d logit_j = [j chosen] - p_j;  d entropy / d logit_j = -p_j (ln p_j + entropy).
+    """
+    slope = problem.slope(part.logits_rc)
+    logprobs_rc = part.logits_rc.sub_(normalizer_r[:, None])
+    coefficient = -grad_logprobs_r[:, None]
+    if entropy is not None:
+        grad_entropies_r, entropies_r = entropy
+        coefficient = coefficient - grad_entropies_r[:, None] * (logprobs_rc + entropies_r[:, None])
+    grad_rc = logprobs_rc.exp_().mul_(coefficient)
+    grad_rc.scatter_add_(1, part.column_r[:, None], torch.where(part.inside_r, grad_logprobs_r, 0.0)[:, None])
+    return grad_rc if slope is None else grad_rc.mul_(slope)
 
 
 _apply: Any = _TokenScores.apply
