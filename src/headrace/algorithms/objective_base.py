@@ -209,26 +209,28 @@ def _rows(leaf_nt: Tensor, old_nt: Tensor, rollout_nt: Tensor | None, advantages
 
 def _metric_sums(rows: Rows, evaluated: Terms) -> Sums:
     """Sums over action tokens; :func:`_finish` divides them."""
-    ratio = evaluated.ratio.detach().to(torch.float64)
-    log_ratio_nt = rows.log_ratio_nt.detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    ratio = evaluated.ratio.detach()
     valid = rows.mask_nt if ratio.dim() == 2 else rows.lengths_n > 0
-    present = ratio.masked_fill(~valid, 0.0)
+    ratio = ratio.masked_fill(~valid, 0.0).to(torch.float64)
+    log_ratio_nt = rows.log_ratio_nt.detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)  # 0 under the mask, where k3 is 0 too
     sums = {
         "ratio_mean": _token_sum(ratio, rows),
         "ratio_square_mean": _token_sum(ratio.square(), rows),
-        "ratio_max": present.amax() if present.numel() else torch.zeros((), dtype=torch.float64, device=ratio.device),
-        "approx_kl": _token_sum(torch.expm1(log_ratio_nt) - log_ratio_nt, rows),
+        "ratio_max": ratio.amax() if ratio.numel() else ratio.sum(),
+        "approx_kl": (torch.expm1(log_ratio_nt) - log_ratio_nt).sum(dtype=torch.float64),
     }
     for name, value in evaluated.fractions.items():
-        sums[name] = _token_sum(value.detach().to(torch.float64), rows)
+        sums[name] = _token_sum(value.detach(), rows)
     return sums
 
 
 def _token_sum(values: Tensor, rows: Rows) -> Tensor:
-    """Sum over action tokens of a quantity per token [n, t] or per sequence [n]."""
-    if values.dim() == 2:
-        return masked_row_sum(values, rows.mask_nt).sum()
-    return (values.masked_fill(rows.lengths_n == 0, 0.0).to(torch.float64) * rows.lengths_n).sum()
+    """Sum over action tokens of a quantity per token [n, t] or per sequence [n]: a float64 scalar."""
+    if values.dim() == 1:
+        return (values.masked_fill(rows.lengths_n == 0, 0.0).to(torch.float64) * rows.lengths_n).sum()
+    if values.dtype == torch.bool:
+        return (values & rows.mask_nt).sum().to(torch.float64)
+    return masked_row_sum(values, rows.mask_nt).sum()
 
 
 def _finish(sums: Sums, totals: BatchTotals) -> dict[str, Tensor]:
