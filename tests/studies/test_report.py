@@ -87,7 +87,7 @@ def test_the_page_says_what_came_of_the_run(page):
         "recipe spo++",
         "12 updates",
         "success, train",
-        "30 → 65.0 %",
+        "30 → 65 %",
         "do not overlap",
         "success, unseen",
         "reward area",
