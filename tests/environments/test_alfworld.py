@@ -120,6 +120,24 @@ def test_episodes_of_the_real_engine_can_be_awaited_together() -> None:
 
 
 @engine
+def test_a_step_that_nobody_awaits_any_more_does_not_act_in_the_next_episode() -> None:
+    async def abandoned() -> list[str]:
+        world = alfworld.AlfworldEnvironment()
+        first = await world.reset(tasks("train", 1)[0])
+        with alfworld._ENGINE_LOCK:
+            step = asyncio.ensure_future(world.step("go to desk 1"))
+            await asyncio.sleep(0.05)
+            step.cancel()
+            again = asyncio.ensure_future(world.reset(tasks("train", 1)[0]))
+            await asyncio.sleep(0.05)
+        assert await again == first
+        await asyncio.sleep(0.05)
+        return [(await world.step("look")).observation]
+
+    assert asyncio.run(abandoned()) == ["You are in the middle of a room. Looking quickly around you, you see nothing."]
+
+
+@engine
 def test_the_real_engine_counts_the_horizon_as_the_simulator_does() -> None:
     task = tasks("train", 1)[0]
     world = alfworld.AlfworldEnvironment(horizon=2)

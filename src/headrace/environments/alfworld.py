@@ -107,40 +107,57 @@ class AlfworldEnvironment:
         self._loaded: Task | None = None
         self._task: Task | None = None
         self._state: Mapping[str, Any] = {}
+        self._episode = 0
         self._taken = 0
         self._done = False
 
     async def reset(self, task: Task) -> str:
-        return await asyncio.to_thread(self.reset_now, task)
+        self._episode += 1
+        return await asyncio.to_thread(self._reset, task, self._episode)
 
     async def step(self, action: str) -> Step:
-        return await asyncio.to_thread(self.step_now, action)
+        return await asyncio.to_thread(self._step, action, self._episode)
 
     async def close(self) -> None:
         self._engine = self._loaded = self._task = None
+        self._episode += 1
 
     def reset_now(self, task: Task) -> str:
+        self._episode += 1
+        return self._reset(task, self._episode)
+
+    def _reset(self, task: Task, episode: int) -> str:
         with _ENGINE_LOCK:
+            self._check(episode)
             if self._loaded != task or self._engine is None:
                 self._engine = _engine_for(task)
                 self._loaded = task
             self._state = self._engine.reset()
-        self._task, self._taken, self._done = task, 0, False
-        return str(self._state["feedback"])
+            self._task, self._taken, self._done = task, 0, False
+            return str(self._state["feedback"])
 
     def step_now(self, action: str) -> Step:
-        if self._task is None:
-            raise RuntimeError("The ALFWorld environment has no episode: call reset with a task before step.")
-        if self._done:
-            raise RuntimeError("This episode is over: call reset with a task before the next step.")
+        return self._step(action, self._episode)
+
+    def _step(self, action: str, episode: int) -> Step:
         with _ENGINE_LOCK:
+            if self._task is None:
+                raise RuntimeError("The ALFWorld environment has no episode: call reset with a task before step.")
+            self._check(episode)
+            if self._done:
+                raise RuntimeError("This episode is over: call reset with a task before the next step.")
             self._state, _, _ = self._engine.step(action)
-        self._taken += 1
-        won = bool(self._state["won"])
-        reason = "success" if won else "horizon" if self._taken >= self.horizon else None
-        self._done = reason is not None
-        step = Step(str(self._state["feedback"]), self._done, won, reason)
-        return step if is_command(layout_of(self._task), action) else replace(step, unmatched=True)
+            self._taken += 1
+            won = bool(self._state["won"])
+            reason = "success" if won else "horizon" if self._taken >= self.horizon else None
+            self._done = reason is not None
+            step = Step(str(self._state["feedback"]), self._done, won, reason)
+            return step if is_command(layout_of(self._task), action) else replace(step, unmatched=True)
+
+    def _check(self, episode: int) -> None:
+        """A caller that gave up waiting leaves its thread in the queue; it must not act in the episode that came after."""
+        if episode != self._episode:
+            raise RuntimeError("The episode that this call belonged to is over.")
 
     def admissible(self) -> list[str]:
         """Every command that would do something after the latest observation, sorted."""
