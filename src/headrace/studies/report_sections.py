@@ -73,7 +73,7 @@ def _before_after(rows: Sequence[EvaluationRow]) -> tuple[str, str]:
     apart = first.high < last.low or last.high < first.low
     gain = 100 * (last.success - first.success)
     return (
-        f"{100 * first.success:.0f} → {percent(last.success)}",
+        f"{100 * first.success:.0f} → {100 * last.success:.0f} %",
         f"{gain:+.1f} points; the intervals {'do not overlap' if apart else 'overlap'}",
     )
 
