@@ -94,7 +94,7 @@ def _stream(size: str, split: str) -> Iterator[Made]:
     for index in counter():
         kind = KINDS[index % len(KINDS)]
         choice = [r for r in seen_rooms if kind in r.kinds] if split == "seen" else rooms_for(size, split, kind, index)
-        for attempt in counter():
+        for attempt in range(1000):
             rng = random.Random(f"task {size} {split} {index} {attempt}")
             room = rng.choice(choice)
             goals = [goal for goal in goals_of(room, kind) if (room.name, goal) not in taken]
@@ -103,6 +103,8 @@ def _stream(size: str, split: str) -> Iterator[Made]:
                 taken.add((room.name, goal))
                 yield room, goal, make_task(size, room, goal, rng)
                 break
+        else:
+            raise RuntimeError(f"The {size} rooms of the split {split!r} have no goal of the kind {kind!r} left for task {index}.")
 
 
 def goals_of(room: Room, kind: str) -> list[Goal]:
