@@ -49,6 +49,10 @@ class PolicyConfig(Section):
     device: str = "auto"
     gradient_checkpointing: bool = False
     lora: LoraConfig | None = None
+    history: Literal["template", "append"] = "template"
+    """Whether earlier turns look as the chat template renders them (one training row per rewritten prefix), or stay as they were sampled."""
+    template_arguments: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the chat template, such as ``enable_thinking = false``."""
     layers: Positive = 4
     width: Positive = 128
     """``layers`` and ``width`` shape the tiny policy and nothing else."""

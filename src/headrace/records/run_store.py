@@ -329,17 +329,22 @@ def _connect_read_only(path: Path) -> sqlite3.Connection:
 
 
 def _create_file(path: Path) -> None:
+    """Made aside and renamed, so that a file of this name is a whole log from its first moment on."""
+    if path.exists() and path.stat().st_size > 0:
+        raise RunError(f"{path} exists already: resume the run or choose another folder")
+    aside = path.with_name(f".{path.name}.new")
     connection: sqlite3.Connection | None = None
     try:
-        connection = _connect(path)
-        if connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-            raise RunError(f"{path.parent} already holds a run: resume it or choose another folder")
+        aside.unlink(missing_ok=True)
+        connection = _connect(aside)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("BEGIN IMMEDIATE")
         for statement in _schema():
             connection.execute(statement)
         connection.execute("COMMIT")
-    except sqlite3.DatabaseError as error:
+        connection.close()  # the last connection writes its WAL into the file
+        aside.replace(path)
+    except (sqlite3.DatabaseError, OSError) as error:
         raise RunError(f"cannot start a run in {path.parent}: {path.name}: {error}") from error
     finally:
         if connection is not None:

@@ -78,6 +78,9 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._simulated.now
 
+    def restart(self) -> None:
+        self._simulated.now = 0.0
+
 
 def run(main: Coroutine[Any, Any, T], *, simulated: bool = False) -> T:
     """Run ``main`` to its end in real or simulated time."""
@@ -87,6 +90,14 @@ def run(main: Coroutine[Any, Any, T], *, simulated: bool = False) -> T:
 
 def is_simulated() -> bool:
     return isinstance(asyncio.get_running_loop(), SimulatedLoop)
+
+
+def restart() -> None:
+    """Set a simulated clock back to zero while nothing waits for a time, so that what follows has the same times to the bit
+    whatever came before; a real clock goes on."""
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, SimulatedLoop):
+        loop.restart()
 
 
 def now() -> float:

@@ -84,10 +84,11 @@ def load_policy(config: Config, folder: str | Path, *, lora: bool = True) -> Pol
     )
 
 
-def build_codec(policy: Policy) -> ChatCodec:
+def build_codec(config: Config, policy: Policy) -> ChatCodec:
     if policy.tokenizer is None or not getattr(policy.tokenizer, "chat_template", None):
         raise UserError(f"policy {policy.name}: its tokenizer has no chat template; take an instruction-tuned model or add one")
-    return ChatCodec(policy.tokenizer)
+    section = config.policy
+    return ChatCodec(policy.tokenizer, history=section.history, template_arguments=section.template_arguments)
 
 
 def build_engine(
@@ -119,7 +120,7 @@ def most_at_once(config: Config) -> int:
 def build_bench(
     config: Config, policy: Policy, *, version: int = 0, greedy: bool = False, concurrency: int | None = None, world: World | None = None
 ) -> Bench:
-    codec = build_codec(policy)
+    codec = build_codec(config, policy)
     engine = build_engine(config, policy, codec, version=version, greedy=greedy, concurrency=concurrency)
     return Bench(world or build_world(config), codec, engine, episode_settings(config))
 

@@ -212,6 +212,9 @@ class Loop:
         if unknown:
             raise RunFailed(f"the log names tasks that the world no longer has ({min(unknown)}, {len(unknown)} in all): start a new run")
         waiting = [parts.store.trajectory(number) for number in parts.state.waiting]
+        order = {group: place for place, group in enumerate(parts.state.completed_groups)}
+        if order:
+            waiting.sort(key=lambda t: order.get(t.dispatch.group or 0, len(order)))
         self.scheduler.restore(list(parts.state.in_flight.values()), waiting)
 
     def _keep_snapshot(self, version: int, weights: Weights) -> None:

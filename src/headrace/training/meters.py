@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -87,7 +86,7 @@ class Meters:
         self._spent.clear()
         self._file.append(metrics)
         if self._tracker is not None:
-            self._tracker.log(number, tracked(metrics))
+            self._tracker.log(number, metrics.scalars())
         if self._on_update is not None:
             self._on_update(metrics)
         return metrics
@@ -150,15 +149,6 @@ def learner_facts(result: UpdateResult) -> dict[str, Any]:
         "learning_rate": metrics.learning_rate,
         "trained_tokens": metrics.context_tokens,
     }
-
-
-def tracked(metrics: UpdateMetrics) -> Mapping[str, float]:
-    """The numbers of an update as a tracker takes them, mappings flattened with a slash."""
-    flat: dict[str, float] = {}
-    for name, value in asdict(metrics).items():
-        entries = {f"{name}/{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
-        flat |= {key: float(inner) for key, inner in entries.items() if isinstance(inner, int | float) and math.isfinite(inner)}
-    return flat
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -106,6 +106,7 @@ class _Run:
             async with open_bench(self.config, policy, checkpoint) as bench:
                 if checkpoint is None:
                     await self._begin(store, bench, list(tasks.values()), policy_hash)
+                clock.restart()
                 self._began = clock.now()
                 loop = self._loop(store, checkpoint, bench, policy, tasks)
                 if checkpoint is None:
