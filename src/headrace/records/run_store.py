@@ -331,7 +331,7 @@ def _connect_read_only(path: Path) -> sqlite3.Connection:
 def _create_file(path: Path) -> None:
     """Made aside and renamed, so that a file of this name is a whole log from its first moment on."""
     if path.exists() and path.stat().st_size > 0:
-        raise RunError(f"{path} exists already: resume the run or choose another folder")
+        raise RunError(f"{path.parent} already holds a run: resume it or choose another folder ({path.name} is there)")
     aside = path.with_name(f".{path.name}.new")
     connection: sqlite3.Connection | None = None
     try:
