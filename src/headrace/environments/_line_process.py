@@ -13,7 +13,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 MAX_REPLY_BYTES = 4 * 1024 * 1024
@@ -30,7 +30,7 @@ class ChildTooSlow(Exception):
 class LineProcess:
     """One child; not thread-safe: its owner hands it to one caller at a time."""
 
-    def __init__(self, command: Sequence[str], *, pass_fds: Sequence[int] = (), prepare: Callable[[], None] | None = None) -> None:
+    def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
             list(command),
             stdin=subprocess.PIPE,
@@ -38,9 +38,7 @@ class LineProcess:
             stderr=subprocess.DEVNULL,
             bufsize=0,
             start_new_session=True,
-            pass_fds=tuple(pass_fds),
             env={"PATH": os.defpath, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
-            preexec_fn=prepare,
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
@@ -53,6 +51,14 @@ class LineProcess:
 
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for the child to end by itself."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def request(self, message: Any, seconds: float) -> Any:
         """Send ``message``, return the reply. Raises ``ChildTooSlow`` after ``seconds`` and ``ChildDied`` at its end."""
@@ -94,12 +100,15 @@ class LineProcess:
                 raise OSError("no complete reply")
         return bytes(received)
 
+    def signal_kill(self) -> None:
+        """Kill the child's whole process group without reaping it; safe while another thread waits in ``request``."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     def kill(self) -> None:
         """Kill the child's whole process group and reap the child."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self.signal_kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
         for stream in (self._process.stdin, self._process.stdout):
