@@ -459,7 +459,7 @@ NO_EXPRESSION = ["a = 1", "a += 1", "a: int = 1", "a: int", "if a:\n  b", "impor
 
 @pytest.mark.parametrize("code", [*NO_EXPRESSION, "", "x\n y", "del a", "match a:\n  case 1: b"])
 def test_what_is_no_expression_runs_unchanged(code: str) -> None:
-    assert _last_expression.show_last_expression(code, "_", "SHOW") == code + "\n\nNone"
+    assert _last_expression.show_last_expression(code, "_", "SHOW") == code + "\nNone"
 
 
 def test_shortening_keeps_both_ends_and_says_what_is_missing() -> None:

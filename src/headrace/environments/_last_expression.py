@@ -21,7 +21,7 @@ def show_last_expression(code: str, name: str, shown: str) -> str:
     """
     span = _last_expression(code)
     if span is None:
-        return f"{code}\n\nNone"  # the empty line ends a continuation that the code left open
+        return code + ("\n)" if code.endswith("\\") else "\nNone")  # a continuation with nothing after it stays an error
     start, end = span
     return f"{code[:start]}{name} = ({code[start:end]}){code[end:]}\n{shown}"
 
