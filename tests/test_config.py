@@ -109,3 +109,11 @@ def test_a_recipe_of_the_users_own_comes_from_a_file(tmp_path):
     assert "not a headrace.algorithms.Recipe" in refused({**TINY, "recipe": f"{tmp_path}/mine.py:not_one"})
     assert "has no 'absent'" in refused({**TINY, "recipe": f"{tmp_path}/mine.py:absent"})
     assert "no file" in refused({**TINY, "recipe": f"{tmp_path}/other.py:mine"})
+
+
+def test_every_key_is_documented():
+    from pathlib import Path
+
+    page = (Path(__file__).parents[1] / "docs" / "running.md").read_text(encoding="utf-8")
+    missing = [key for key in configuration._all_keys(Config) if f"`{key}`" not in page and f"[{key}]" not in page]
+    assert missing == []
