@@ -178,18 +178,18 @@ def trl_forward(batch: Batch, name: str) -> Callable[[], Tensor] | None:
 Key = tuple[str, str]
 
 
-def each(batch: Batch) -> Iterator[tuple[Key, Callable[[], Tensor]]]:
+def each(batch: Batch, own_only: bool = False) -> Iterator[tuple[Key, Callable[[], Tensor]]]:
     """Every (name, whose) with its forward function."""
     for name, (objective, measure_name) in OBJECTIVES.items():
         yield (name, "headrace"), headrace_forward(batch, objective, measure_name)
-        theirs = trl_forward(batch, name) if name in TRL_SETTINGS else None
+        theirs = trl_forward(batch, name) if name in TRL_SETTINGS and not own_only else None
         if theirs is not None:
             yield (name, "trl"), theirs
 
 
-def memory_in_a_child(n: int, t: int) -> dict[Key, tuple[float, float]]:
+def memory_in_a_child(n: int, t: int, own_only: bool = False) -> dict[Key, tuple[float, float]]:
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_TRIM_THRESHOLD_": str(4 << 20)}
-    command = [sys.executable, __file__, "--memory-child", "--sequences", str(n), "--tokens", str(t)]
+    command = [sys.executable, __file__, "--memory-child", "--sequences", str(n), "--tokens", str(t), *["--own-only"] * own_only]
     output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
     return {(name, whose): (forward, backward) for name, whose, forward, backward in json.loads(output)}
 
@@ -200,16 +200,17 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--own-only", action="store_true", help="leave TRL out")
     parser.add_argument("--memory-child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1 if arguments.memory_child else arguments.threads)
     n, t = arguments.sequences, arguments.tokens
     batch = make_batch(n, t)
     if arguments.memory_child:
-        print(json.dumps([[*key, *measure_memory(forward, batch.logprobs)] for key, forward in each(batch)]))
+        print(json.dumps([[*key, *measure_memory(forward, batch.logprobs)] for key, forward in each(batch, arguments.own_only)]))
         return 0
-    times = {key: measure_time(forward, batch.logprobs, arguments.repeats) for key, forward in each(batch)}
-    return report(times, memory_in_a_child(n, t), n, t, arguments.threads)
+    times = {key: measure_time(forward, batch.logprobs, arguments.repeats) for key, forward in each(batch, arguments.own_only)}
+    return report(times, memory_in_a_child(n, t, arguments.own_only), n, t, arguments.threads)
 
 
 def report(times: dict[Key, tuple[float, float]], memory: dict[Key, tuple[float, float]], n: int, t: int, threads: int) -> int:

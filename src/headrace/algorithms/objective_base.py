@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 import torch
@@ -18,7 +18,7 @@ from .reductions import BatchTotals, action_lengths, divide, masked_row_mean, ma
 from .row_chunks import Sums, sum_over_rows
 
 LOG_RATIO_LIMIT = 80.0
-"""Log-ratios are held within +-80, where float32 still represents the ratio; beyond, the value saturates and the gradient is 0."""
+"""Log-ratios are held within +-80, where float32 still represents the ratio. Beyond, the value saturates and the gradient is 0."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class Rows:
     """Some rows of a batch in compute precision (float32 or better), with everything under the mask neutralized."""
 
     logprobs_nt: Tensor
-    log_ratio_nt: Tensor  # ln r, 0 under the mask
+    log_ratio_nt: Tensor  # ln r, 0 under the mask, held within +-80
     advantages_n: Tensor  # 0 in rows without action tokens
     mask_nt: Tensor  # bool
     lengths_n: Tensor
-    rollout_log_ratio_nt: Tensor | None  # old - roll, 0 under the mask
+    rollout_log_ratio_nt: Tensor | None  # old - roll, 0 under the mask, held within +-80
 
     @property
     def advantages_n1(self) -> Tensor:
@@ -170,12 +170,14 @@ class Objective(ABC):
         logs = rows.rollout_log_ratio_nt
         if self.per_sequence:
             logs = masked_row_mean(logs, rows.mask_nt, rows.lengths_n)
-        return bounded_exp(logs)
+        return torch.exp(logs)
 
-
-def bounded_exp(logs: Tensor) -> Tensor:
-    """``exp`` of a log-ratio held within +-80."""
-    return torch.exp(logs.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+    def __str__(self) -> str:
+        """Name and settings, without those that are off and without the usual correction cap."""
+        shown = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "correction_cap"}
+        if self.correction_cap != 2.0:
+            shown["correction_cap"] = self.correction_cap
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in shown.items() if value is not None)})"
 
 
 def combine_metrics(parts: Sequence[tuple[Mapping[str, Tensor | float], int]]) -> dict[str, float]:
@@ -203,8 +205,11 @@ def _rows(leaf_nt: Tensor, old_nt: Tensor, rollout_nt: Tensor | None, advantages
     dtype = leaf_nt.dtype
     logprobs_nt = torch.where(mask_nt, leaf_nt, 0.0)
     old_nt = torch.where(mask_nt, old_nt.to(dtype), 0.0)
-    rollout_log_ratio_nt = None if rollout_nt is None else old_nt - torch.where(mask_nt, rollout_nt.to(dtype), 0.0)
-    return Rows(logprobs_nt, logprobs_nt - old_nt, advantages_n, mask_nt, lengths_n, rollout_log_ratio_nt)
+    log_ratio_nt = (logprobs_nt - old_nt).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    rollout_log_ratio_nt = None
+    if rollout_nt is not None:
+        rollout_log_ratio_nt = (old_nt - torch.where(mask_nt, rollout_nt.to(dtype), 0.0)).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return Rows(logprobs_nt, log_ratio_nt, advantages_n, mask_nt, lengths_n, rollout_log_ratio_nt)
 
 
 def _metric_sums(rows: Rows, evaluated: Terms) -> Sums:
@@ -212,7 +217,7 @@ def _metric_sums(rows: Rows, evaluated: Terms) -> Sums:
     ratio = evaluated.ratio.detach()
     valid = rows.mask_nt if ratio.dim() == 2 else rows.lengths_n > 0
     ratio = ratio.masked_fill(~valid, 0.0).to(torch.float64)
-    log_ratio_nt = rows.log_ratio_nt.detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)  # 0 under the mask, where k3 is 0 too
+    log_ratio_nt = rows.log_ratio_nt.detach()  # 0 under the mask, where k3 is 0 too
     sums = {
         "ratio_mean": _token_sum(ratio, rows),
         "ratio_square_mean": _token_sum(ratio.square(), rows),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from .gates import check_gate, gate, gate_slope
-from .objective_base import Objective, Rows, Terms, bounded_exp
+from .objective_base import Objective, Rows, Terms
 from .reductions import masked_row_mean
 from .token_objectives import check_range, check_temperatures, signed_temperatures
 
@@ -45,7 +45,7 @@ class GSPO(_SequenceObjective):
         check_range(self.low, self.high)
 
     def terms(self, rows: Rows) -> Terms:
-        ratio_n = bounded_exp(masked_row_mean(rows.log_ratio_nt, rows.mask_nt, rows.lengths_n))
+        ratio_n = torch.exp(masked_row_mean(rows.log_ratio_nt, rows.mask_nt, rows.lengths_n))
         advantages_n = rows.advantages_n
         terms_n = torch.minimum(ratio_n * advantages_n, ratio_n.clamp(1 - self.low, 1 + self.high) * advantages_n)
         low_n = (ratio_n < 1 - self.low) & (advantages_n < 0)
@@ -55,12 +55,14 @@ class GSPO(_SequenceObjective):
 
 @dataclass(frozen=True)
 class GMPO(_SequenceObjective):
-    """The geometric mean of clipped token ratios (GMPO, 2507.20673, equation 4).
+    """The geometric mean of clipped token ratios (GMPO, 2507.20673).
 
     ``exp(mean_t q_t) A`` with ``q = min(ln r, clip(ln r, -e, e))`` where A > 0 and ``q = max(ln r, clip(ln r, -e, e))`` where A <
     0, e = ``clip``.
 
     Under rollout correction verl truncates token weights before averaging their logs; here the mean log weight is truncated.
+    verl's ``geo_mean`` averages over the rows of each call, whatever the step's counts, so that it depends on the split into
+    micro-batches; it and TRL's GMPO count fully masked rows.
     """
 
     clip: float = 0.4
@@ -74,7 +76,7 @@ class GMPO(_SequenceObjective):
         log_ratio_nt, rising_n1 = rows.log_ratio_nt, rows.advantages_n1 > 0
         clipped_nt = log_ratio_nt.clamp(-self.clip, self.clip)
         chosen_nt = torch.where(rising_n1, torch.minimum(log_ratio_nt, clipped_nt), torch.maximum(log_ratio_nt, clipped_nt))
-        ratio_n = bounded_exp(masked_row_mean(chosen_nt, rows.mask_nt, rows.lengths_n))
+        ratio_n = torch.exp(masked_row_mean(chosen_nt, rows.mask_nt, rows.lengths_n))
         fractions = {
             "clip_low_fraction": (log_ratio_nt < -self.clip) & (rows.advantages_n1 < 0),
             "clip_high_fraction": (log_ratio_nt > self.clip) & rising_n1,
@@ -105,9 +107,8 @@ class SSPO(_SequenceObjective):
         check_gate(self.kernel, self.domain)
 
     def terms(self, rows: Rows) -> Terms:
-        log_ratio_nt = rows.log_ratio_nt.clamp(-80.0, 80.0)
         tau_n1 = signed_temperatures(rows, self.tau_pos, self.tau_neg)
-        gated_nt = gate(log_ratio_nt, tau_n1, self.kernel, self.domain)
-        ratio_n = bounded_exp(masked_row_mean(gated_nt, rows.mask_nt, rows.lengths_n))
-        slope_nt = gate_slope(log_ratio_nt.detach(), tau_n1, self.kernel, self.domain)
+        gated_nt = gate(rows.log_ratio_nt, tau_n1, self.kernel, self.domain)
+        ratio_n = torch.exp(masked_row_mean(gated_nt, rows.mask_nt, rows.lengths_n))
+        slope_nt = gate_slope(rows.log_ratio_nt, tau_n1, self.kernel, self.domain)
         return Terms(ratio_n * rows.advantages_n, ratio_n, {"gate_slope_mean": slope_nt})

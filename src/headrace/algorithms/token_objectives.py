@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .gates import check_gate, gate, gate_slope
-from .objective_base import Objective, Rows, Terms, bounded_exp
+from .objective_base import Objective, Rows, Terms
 from .reductions import check_reduction
 
 
@@ -21,16 +21,17 @@ class Clip(Objective):
 
     ``min(r A, clip(r, 1 - low, 1 + high) A)``; with ``dual`` c > 1, where A < 0, not below ``c A``: ``max(min(...), c A)``.
 
-    Papers: PPO 1707.06347; dual clip 1912.09729; asymmetric range and token-mean: DAPO 2503.14476; sequence-mean, low = high =
-    0.2: GRPO 2402.03300; ``fixed``: Dr. GRPO 2503.20783 (and RLOO 2402.14740 here). SPO (2509.13232) sets dual = 10, SPO++
-    (2608.24870) dual = 2.
+    Papers: PPO 1707.06347, section 3; dual clip 1912.09729; asymmetric range and token-mean: DAPO 2503.14476, sections 3.1 and 3.3;
+    sequence-mean, low = high = 0.2: GRPO 2402.03300, section 4.1; ``fixed``: Dr. GRPO 2503.20783, section 3.2 (and RLOO 2402.14740
+    here). SPO (2509.13232) sets dual = 10, SPO++ (2608.24870) dual = 2.
 
     ``reduction``: "token-mean" | "sequence-mean" | "fixed"; ``max_len``: the constant of "fixed" (ValueError at the call while it
     is None).
 
-    Public trainers: TRL's ``delta`` caps r itself, which equals the dual clip only where it exceeds 1 + high; verl always applies
-    a dual clip (3 by default) and clamps ln r to +-20; its ``seq-mean-token-sum-norm`` does not divide by n. TRL's RLOO uses the
-    unnormalized ratio of whole sequences. TRL counts fully masked rows in its means; here they count nowhere.
+    Public trainers: TRL's ``delta`` caps r itself, which equals the dual clip only where it exceeds 1 + high. verl always applies
+    a dual clip (3 by default) and clamps ln r to +-20; its ``seq-mean-token-sum-norm`` is this ``fixed`` as of 0.9.1 (earlier
+    releases did not divide by n). TRL's RLOO uses the unnormalized ratio of whole sequences. TRL counts fully masked rows in its
+    means, verl and Headrace do not.
     """
 
     low: float = 0.2
@@ -47,7 +48,7 @@ class Clip(Objective):
             raise ValueError(f"the dual clip must exceed 1, got {self.dual}")
 
     def terms(self, rows: Rows) -> Terms:
-        ratio_nt, advantages_n1 = bounded_exp(rows.log_ratio_nt), rows.advantages_n1
+        ratio_nt, advantages_n1 = torch.exp(rows.log_ratio_nt), rows.advantages_n1
         terms_nt = torch.minimum(ratio_nt * advantages_n1, ratio_nt.clamp(1 - self.low, 1 + self.high) * advantages_n1)
         fractions = {
             "clip_low_fraction": (ratio_nt < 1 - self.low) & (advantages_n1 < 0),
@@ -64,8 +65,8 @@ class Clip(Objective):
 class CISPO(Objective):
     """Clipped importance weights instead of clipped terms: ``sg[min(r, high)] A lp``, token-mean (MiniMax-M1, 2506.13585, section 3.1).
 
-    Every token keeps a gradient; only its weight is capped. ``high`` is an absolute cap, as in TRL; verl's cap is 1 + high. The
-    value depends on ``lp`` itself, so it is no estimate of the return; its gradient is what matters.
+    Every token keeps a gradient; only its weight is capped. ``high`` is an absolute cap, as in TRL; verl's cap is 1 + high, with a
+    floor at 1 - low besides. The value depends on ``lp`` itself, so it is no estimate of the return; its gradient is what matters.
     """
 
     high: float = 5.0
@@ -76,7 +77,7 @@ class CISPO(Objective):
             raise ValueError(f"the cap of the importance weight must be positive, got {self.high}")
 
     def terms(self, rows: Rows) -> Terms:
-        ratio_nt = bounded_exp(rows.log_ratio_nt.detach())
+        ratio_nt = torch.exp(rows.log_ratio_nt.detach())
         terms_nt = ratio_nt.clamp(max=self.high) * rows.advantages_n1 * rows.logprobs_nt
         return Terms(terms_nt, ratio_nt, {"clip_high_fraction": ratio_nt > self.high})
 
@@ -104,14 +105,13 @@ class SAPO(Objective):
         return "sequence-mean"
 
     def terms(self, rows: Rows) -> Terms:
-        log_ratio_nt = rows.log_ratio_nt.clamp(-80.0, 80.0)
-        ratio_nt = torch.exp(log_ratio_nt)
+        ratio_nt = torch.exp(rows.log_ratio_nt)
         tau_n1 = signed_temperatures(rows, self.tau_pos, self.tau_neg)
         if self.kernel == "sigmoid":
             gated_nt = torch.sigmoid(tau_n1 * (ratio_nt - 1)) * (4 / tau_n1)
         else:
-            gated_nt = torch.exp(gate(log_ratio_nt, tau_n1, self.kernel, "ratio"))
-        slope_nt = gate_slope(log_ratio_nt.detach(), tau_n1, self.kernel, "ratio")
+            gated_nt = torch.exp(gate(rows.log_ratio_nt, tau_n1, self.kernel, "ratio"))
+        slope_nt = gate_slope(rows.log_ratio_nt, tau_n1, self.kernel, "ratio")
         return Terms(gated_nt * rows.advantages_n1, ratio_nt, {"gate_slope_mean": slope_nt})
 
 
@@ -123,8 +123,8 @@ def signed_temperatures(rows: Rows, tau_pos: float, tau_neg: float) -> Tensor:
 
 def check_range(low: float, high: float) -> None:
     """Raise ValueError unless [1 - low, 1 + high] is a range of ratios around 1."""
-    if not (0 <= low < 1 and high >= 0):
-        raise ValueError(f"a clip range needs 0 <= low < 1 and high >= 0, got low={low}, high={high}")
+    if not (0 <= low <= 1 and high >= 0):
+        raise ValueError(f"a clip range needs 0 <= low <= 1 and high >= 0, got low={low}, high={high}")
 
 
 def check_temperatures(tau_pos: float, tau_neg: float) -> None:
