@@ -5,9 +5,8 @@ An objective maximizes J; its ``loss`` is -J. A subclass writes down only its te
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Protocol
 
@@ -23,7 +22,7 @@ LOG_RATIO_LIMIT = 80.0
 
 @dataclass(frozen=True)
 class ObjectiveResult:
-    """``loss``: scalar to minimize. ``metrics``: detached float64 scalars under the action mask (see :func:`combine_metrics`)."""
+    """``loss``: scalar to minimize. ``metrics``: detached float64 scalars over action tokens (see :func:`combine_metrics`)."""
 
     loss: Tensor
     metrics: dict[str, Tensor]
@@ -178,26 +177,6 @@ class Objective(ABC):
         if self.correction_cap != 2.0:
             shown["correction_cap"] = self.correction_cap
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in shown.items() if value is not None)})"
-
-
-def combine_metrics(parts: Sequence[tuple[Mapping[str, Tensor | float], int]]) -> dict[str, float]:
-    """Metrics of a step from those of its micro-batches, each with its number of action tokens.
-
-    Every metric of an objective is a mean over action tokens (a quantity of a whole sequence counts at each of its tokens), so
-    that token-weighted means are exact; names ending in ``_max`` take the maximum. Micro-batches without action tokens are
-    skipped.
-    """
-    combined: dict[str, float] = {}
-    total = sum(tokens for _, tokens in parts)
-    for metrics, tokens in parts:
-        if tokens == 0:
-            continue
-        for name, value in metrics.items():
-            if name.endswith("_max"):
-                combined[name] = max(combined.get(name, -math.inf), float(value))
-            else:
-                combined[name] = combined.get(name, 0.0) + float(value) * (tokens / total)
-    return combined
 
 
 def _rows(leaf_nt: Tensor, old_nt: Tensor, rollout_nt: Tensor | None, advantages_n: Tensor, mask_nt: Tensor, lengths_n: Tensor) -> Rows:

@@ -15,6 +15,8 @@ under the mask never matters. Sums run in float64, so that a batch and its micro
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -127,3 +129,23 @@ def reduce_sequences(terms_n: Tensor, action_mask_nt: Tensor, *, totals: BatchTo
     numerator = terms_n.masked_fill(lengths_n == 0, 0.0).sum(dtype=torch.float64)
     value = divide(numerator, "sequence-mean", totals or BatchTotals.of_lengths(lengths_n))
     return value.to(torch.promote_types(terms_n.dtype, torch.float32))
+
+
+def combine_metrics(parts: Sequence[tuple[Mapping[str, Tensor | float], int]]) -> dict[str, float]:
+    """Metrics of a step from those of its micro-batches, each with its number of action tokens.
+
+    Every metric of an objective is a mean over action tokens (a quantity of a whole sequence counts at each of its tokens), so
+    that token-weighted means are exact; names ending in ``_max`` take the maximum. Micro-batches without action tokens are
+    skipped.
+    """
+    combined: dict[str, float] = {}
+    total = sum(tokens for _, tokens in parts)
+    for metrics, tokens in parts:
+        if tokens == 0:
+            continue
+        for name, value in metrics.items():
+            if name.endswith("_max"):
+                combined[name] = max(combined.get(name, -math.inf), float(value))
+            else:
+                combined[name] = combined.get(name, 0.0) + float(value) * (tokens / total)
+    return combined

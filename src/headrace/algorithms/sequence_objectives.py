@@ -13,7 +13,7 @@ import torch
 from .gates import check_gate, gate, gate_slope
 from .objective_base import Objective, Rows, Terms
 from .reductions import masked_row_mean
-from .token_objectives import check_range, check_temperatures, signed_temperatures
+from .token_objectives import check_range, check_temperatures, clip_fractions, clipped_surrogate, signed_temperatures
 
 
 class _SequenceObjective(Objective):
@@ -46,11 +46,8 @@ class GSPO(_SequenceObjective):
 
     def terms(self, rows: Rows) -> Terms:
         ratio_n = torch.exp(masked_row_mean(rows.log_ratio_nt, rows.mask_nt, rows.lengths_n))
-        advantages_n = rows.advantages_n
-        terms_n = torch.minimum(ratio_n * advantages_n, ratio_n.clamp(1 - self.low, 1 + self.high) * advantages_n)
-        low_n = (ratio_n < 1 - self.low) & (advantages_n < 0)
-        high_n = (ratio_n > 1 + self.high) & (advantages_n > 0)
-        return Terms(terms_n, ratio_n, {"clip_low_fraction": low_n, "clip_high_fraction": high_n})
+        terms_n = clipped_surrogate(ratio_n, rows.advantages_n, self.low, self.high)
+        return Terms(terms_n, ratio_n, clip_fractions(ratio_n, rows.advantages_n, 1 - self.low, 1 + self.high))
 
 
 @dataclass(frozen=True)
@@ -77,10 +74,7 @@ class GMPO(_SequenceObjective):
         clipped_nt = log_ratio_nt.clamp(-self.clip, self.clip)
         chosen_nt = torch.where(rising_n1, torch.minimum(log_ratio_nt, clipped_nt), torch.maximum(log_ratio_nt, clipped_nt))
         ratio_n = torch.exp(masked_row_mean(chosen_nt, rows.mask_nt, rows.lengths_n))
-        fractions = {
-            "clip_low_fraction": (log_ratio_nt < -self.clip) & (rows.advantages_n1 < 0),
-            "clip_high_fraction": (log_ratio_nt > self.clip) & rising_n1,
-        }
+        fractions = clip_fractions(log_ratio_nt, rows.advantages_n1, -self.clip, self.clip)
         return Terms(ratio_n * rows.advantages_n, ratio_n, fractions)
 
 

@@ -49,11 +49,8 @@ class Clip(Objective):
 
     def terms(self, rows: Rows) -> Terms:
         ratio_nt, advantages_n1 = torch.exp(rows.log_ratio_nt), rows.advantages_n1
-        terms_nt = torch.minimum(ratio_nt * advantages_n1, ratio_nt.clamp(1 - self.low, 1 + self.high) * advantages_n1)
-        fractions = {
-            "clip_low_fraction": (ratio_nt < 1 - self.low) & (advantages_n1 < 0),
-            "clip_high_fraction": (ratio_nt > 1 + self.high) & (advantages_n1 > 0),
-        }
+        terms_nt = clipped_surrogate(ratio_nt, advantages_n1, self.low, self.high)
+        fractions = clip_fractions(ratio_nt, advantages_n1, 1 - self.low, 1 + self.high)
         if self.dual is not None:
             floor_n1 = self.dual * advantages_n1
             terms_nt = torch.where(advantages_n1 < 0, torch.maximum(terms_nt, floor_n1), terms_nt)
@@ -113,6 +110,19 @@ class SAPO(Objective):
             gated_nt = torch.exp(gate(rows.log_ratio_nt, tau_n1, self.kernel, "ratio"))
         slope_nt = gate_slope(rows.log_ratio_nt, tau_n1, self.kernel, "ratio")
         return Terms(gated_nt * rows.advantages_n1, ratio_nt, {"gate_slope_mean": slope_nt})
+
+
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """``min(r A, clip(r, 1 - low, 1 + high) A)`` per token or per sequence (PPO, 1707.06347, section 3)."""
+    return torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+
+
+def clip_fractions(weight: Tensor, advantages: Tensor, lower: float, upper: float) -> dict[str, Tensor]:
+    """Where a clip to [lower, upper] stops the gradient: bool, by side."""
+    return {
+        "clip_low_fraction": (weight < lower) & (advantages < 0),
+        "clip_high_fraction": (weight > upper) & (advantages > 0),
+    }
 
 
 def signed_temperatures(rows: Rows, tau_pos: float, tau_neg: float) -> Tensor:
