@@ -84,6 +84,20 @@ def test_bfloat16_weights_are_multiplied_in_float32() -> None:
     assert weight.grad.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"))]
+)
+def test_bfloat16_gradients_equal_float32_ones_to_their_own_precision(device: str) -> None:
+    hidden, weight, _, target = problem(200, 64, 300, torch.bfloat16)
+    low = [tensor.detach().to(device).requires_grad_() for tensor in (hidden, weight)]
+    full = [tensor.detach().float().to(device).requires_grad_() for tensor in (hidden, weight)]
+    for hidden, weight in (low, full):
+        token_scores(hidden, OutputHead(weight), target.to(device), rectangle=1 << 12).logprobs_m.sum().backward()
+    for have, want in zip(low, full, strict=True):
+        error = (have.grad.float() - want.grad).square().mean().sqrt() / want.grad.square().mean().sqrt()
+        assert error < 5e-3
+
+
 def test_autocast_does_not_lower_the_precision_of_the_head() -> None:
     hidden, weight, _, target = problem(20, 16, 50, torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):

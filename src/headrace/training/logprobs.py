@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 RECTANGLE = 1 << 22
 """Elements of the largest temporary: 16 MiB in float32."""
 _ROWS = 1024
+_MM_HAS_OUT_DTYPE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 8)
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def scores_from_logits(logits_mv: Tensor, target_m: Tensor, *, entropy: bool = F
 
 @dataclass(frozen=True)
 class _Rectangle:
-    """Some positions times some of the vocabulary, in compute precision.
+    """Some positions times some of the vocabulary, its logits in compute precision.
 
     ``rows`` and ``columns`` say which. ``logits_rc`` may be overwritten. ``column_r``: each row's target as a column of
     this rectangle where ``inside_r``, else any column.
@@ -72,8 +73,6 @@ class _Rectangle:
 
     rows: slice
     columns: slice
-    hidden_rh: Tensor
-    weight_ch: Tensor
     logits_rc: Tensor
     column_r: Tensor
     inside_r: Tensor
@@ -93,23 +92,36 @@ class _Problem:
     def dtype(self) -> torch.dtype:
         return torch.promote_types(self.hidden_mh.dtype, torch.float32)
 
+    @property
+    def half(self) -> bool:
+        """Whether hidden states and weight are both stored in the same half precision."""
+        return self.hidden_mh.dtype == self.weight_vh.dtype != self.dtype
+
+    @property
+    def operand_dtype(self) -> torch.dtype:
+        """Of the factors of the logits. Tensor cores multiply half-precision factors exactly and add in float32 as they are."""
+        return self.weight_vh.dtype if self.half and self.hidden_mh.is_cuda and _MM_HAS_OUT_DTYPE else self.dtype
+
     def rectangles(self) -> Iterator[_Rectangle]:
         """All of [m, V]; the vocabulary outside, so that low-precision weights are converted once."""
         positions, vocabulary = self.hidden_mh.shape[0], self.weight_vh.shape[0]
         # All the vocabulary where it is small; else many rows, so that the weight is read rarely.
         high = max(1, min(positions, max(_ROWS, self.rectangle // vocabulary), self.rectangle))
         for columns in _slices(vocabulary, max(1, self.rectangle // high)):
-            weight_ch = self.weight_vh[columns].to(self.dtype)
+            weight_ch = self.weight_vh[columns].to(self.operand_dtype)
             bias_c = None if self.bias_v is None else self.bias_v[columns].to(self.dtype)
             for rows in _slices(positions, high):
-                hidden_rh = self.hidden_mh[rows].to(self.dtype)
+                hidden_rh = self.hidden_mh[rows].to(self.operand_dtype)
                 column_r = self.target_m[rows] - columns.start
                 inside_r = (column_r >= 0) & (column_r < weight_ch.shape[0])
                 logits_rc = self._logits(hidden_rh, weight_ch, bias_c)
-                yield _Rectangle(rows, columns, hidden_rh, weight_ch, logits_rc, column_r.clamp(0, weight_ch.shape[0] - 1), inside_r)
+                yield _Rectangle(rows, columns, logits_rc, column_r.clamp(0, weight_ch.shape[0] - 1), inside_r)
 
     def _logits(self, hidden_rh: Tensor, weight_ch: Tensor, bias_c: Tensor | None) -> Tensor:
-        logits_rc = hidden_rh @ weight_ch.T if bias_c is None else torch.addmm(bias_c, hidden_rh, weight_ch.T)
+        wide = hidden_rh.dtype == self.dtype
+        logits_rc = hidden_rh @ weight_ch.T if wide else torch.mm(hidden_rh, weight_ch.T, out_dtype=self.dtype)
+        if bias_c is not None:
+            logits_rc += bias_c
         if self.softcap is not None:
             logits_rc = logits_rc.div_(self.softcap).tanh_().mul_(self.softcap)
         return logits_rc if self.scale == 1.0 else logits_rc.mul_(self.scale)
@@ -191,12 +203,14 @@ class _TokenScores(torch.autograd.Function):
         for part in problem.rectangles():
             entropy = None if not len(entropies_m) else (grad_entropies_m[part.rows], entropies_m[part.rows])
             grad_rc = _grad_logits(problem, part, normalizer_m[part.rows], grad_logprobs_m[part.rows], entropy)
-            if grads[0] is not None:
-                grads[0][part.rows].addmm_(grad_rc, part.weight_ch)
-            if grads[1] is not None:
-                grads[1][part.columns].addmm_(grad_rc.T, part.hidden_rh)
             if grads[2] is not None:
                 grads[2][part.columns] += grad_rc.sum(0)
+            if problem.half:  # as autograd would, with sums over rectangles in float32
+                grad_rc = grad_rc.to(weight_vh.dtype)
+            if grads[0] is not None:
+                grads[0][part.rows] += grad_rc @ weight_vh[part.columns].to(grad_rc.dtype)
+            if grads[1] is not None:
+                grads[1][part.columns] += grad_rc.T @ hidden_mh[part.rows].to(grad_rc.dtype)
         typed = [None if grad is None else grad.to(tensor.dtype) for tensor, grad in zip(inputs, grads, strict=True)]
         return (*typed, *(None,) * 5)
 
