@@ -12,11 +12,14 @@ ARGS ?=
 train: $(VENV)/.installed
 	$(BIN)/headrace train $(CONFIG) $(ARGS)
 
+# One thread per test process: several share the cores.
+test: export OMP_NUM_THREADS = 1
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto $(ARGS)
 
+test-slow: export OMP_NUM_THREADS = 1
 test-slow: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -n auto -m slow $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -178,7 +178,7 @@ class Config(Section):
     """A name of ``headrace recipes``, or ``file.py:name`` / ``package.module:name`` of a Recipe of your own."""
     seed: int = 0
     recipe_options: dict[str, Any] = Field(default_factory=dict)
-    """Fields of the recipe to replace: ``rho``, ``measure``, ``group_size``, and ``objective.<field>``."""
+    """Fields of the recipe to replace: ``rho``, ``measure``, ``group_size``, ``objective.<field>``; or ``objective = "file.py:name"``."""
     environment: EnvironmentConfig = EnvironmentConfig()
     policy: PolicyConfig = PolicyConfig()
     warmup: WarmupConfig | None = None

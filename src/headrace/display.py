@@ -166,5 +166,5 @@ def recipes_table() -> None:
     for name, recipe in RECIPES.items():
         rho = "" if recipe.memory is None else f", rho {recipe.rho if recipe.rho is not None else 'by drift'}"
         memory = f"{recipe.memory}{rho}" if recipe.memory else "-"
-        table.add_row(name, memory, recipe.measure, repr(recipe.objective), str(recipe.group_size), recipe.paper)
+        table.add_row(name, memory, recipe.measure, str(recipe.objective), str(recipe.group_size), recipe.paper or "Headrace")
     Console(width=None if sys.stdout.isatty() else 160).print(table)

@@ -4,6 +4,7 @@ import math
 import sqlite3
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -194,6 +195,17 @@ def test_an_evaluation_with_fixed_seeds_gives_the_same_figures_twice(toy_config,
     assert evaluate(tmp_path / "run", attempts=3) == evaluate(tmp_path / "run", attempts=3)
     assert evaluate(tmp_path / "run", attempts=3).attempts == 48
     assert evaluate(tmp_path / "run", split="unseen", tasks=8, attempts=1).attempts == 8
+
+
+@pytest.mark.parametrize("name", ["objective", "plain_objective"])
+def test_a_loss_in_a_file_of_the_users_own_trains_and_nothing_else_is_touched(name, toy_config, tmp_path):
+    example = Path(__file__).parents[2] / "examples" / "own_loss.py"
+    config = toy_config(recipe_options={"objective": f"{example}:{name}"})
+    train(config, out=tmp_path / "run")
+    rows = read_metrics(tmp_path / "run")
+    assert len(rows) == 3 and all(math.isfinite(row.loss) for row in rows)
+    if name == "objective":
+        assert all("outside_fraction" in row.other for row in rows)
 
 
 def test_lora_trains_and_leaves_an_ordinary_policy(toy_config, tmp_path):

@@ -24,7 +24,7 @@ def configured_recipe(config: Config) -> Recipe:
 
 def _objective_options(objective: Any, options: Any, config: Config) -> dict[str, Any]:
     if not isinstance(options, dict):
-        raise ValueError("recipe_options.objective must be a table of the objective's fields")
+        raise ValueError("recipe_options.objective must be a table of the objective's fields, or file.py:name of an objective of your own")
     fixed = getattr(objective, "reduction", None) == "fixed" or options.get("reduction") == "fixed"
     if not fixed:
         return options
