@@ -16,10 +16,10 @@ def configured_recipe(config: Config) -> Recipe:
     if not isinstance(base, Recipe):
         raise ValueError(f"{config.recipe!r} is a {type(base).__name__}, not a headrace.algorithms.Recipe")
     options = dict(config.recipe_options)
-    objective = _replace(
-        base.objective, _objective_options(base.objective, options.pop("objective", {}), config), "recipe_options.objective"
-    )
-    return _replace(base, {**options, "objective": objective}, "recipe_options")
+    chosen = options.pop("objective", {})
+    objective = load_object(chosen, "objective") if isinstance(chosen, str) else base.objective
+    fields = _objective_options(objective, {} if isinstance(chosen, str) else chosen, config)
+    return _replace(base, {**options, "objective": _replace(objective, fields, "recipe_options.objective")}, "recipe_options")
 
 
 def _objective_options(objective: Any, options: Any, config: Config) -> dict[str, Any]:
