@@ -1,0 +1,221 @@
+"""Scripted solutions of math problems, played in the world itself: material for a cold start.
+
+Generated problems come with their solution in Python. GSM8K's worked answers carry calculator marks (``<<48/2=24>>``): each
+line of words becomes a reply that runs the line's calculation, and what the tool says takes the place of the marked result.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from headrace.environments._answer_text import normalize, parse_quantity, quantities_equal
+from headrace.environments.base import Task
+from headrace.environments.math_tool import MathToolEnvironment
+
+_MARK = re.compile(r"<<([^<>]*)>>")
+_SIGNS = str.maketrans({"x": "*", "X": "*", "×": "*", "÷": "/", "$": "", "[": "(", "]": ")"})
+_CALLS = 7  # most calls of a demonstration: the eighth turn is the answer's
+
+
+class NoDemonstration(ValueError):
+    """The task carries no solution that can be turned into tool calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Words before a piece of code, and the code."""
+
+    words: str
+    code: str
+
+    def action(self) -> str:
+        block = f"```python\n{self.code}\n```"
+        return f"{self.words}\n{block}" if self.words else block
+
+
+def expert(task: Task) -> list[str]:
+    """Actions that solve ``task``: its calls, then the boxed gold. ``NoDemonstration`` where the task carries no solution."""
+    calls, closing = solution(task)
+    return [*(call.action() for call in calls), _answer(closing, str(task.payload["answer"]))]
+
+
+def demonstration(
+    task: Task, seed: int = 0, *, slip: float = 0.05, environment: MathToolEnvironment | None = None
+) -> list[tuple[str, str]]:
+    """One attempt as (action, the world's answer to it) pairs.
+
+    ``slip`` is the probability at each call of a weakness: a call that fails and is repeated, a turn of idle words, a wrong
+    number, an answer without a calculation. So some attempts fail; ``solves`` tells. The same arguments give the same
+    attempt. ``environment`` decides the wording of observations and the number of turns.
+    """
+    if not 0 <= slip < 1:
+        raise ValueError(f"slip is {slip}; it is a probability below 1.")
+    world = environment or MathToolEnvironment()
+    source = random.Random(f"demonstration {task.id} {seed}")
+    calls, closing = solution(task)
+    world.reset_now(task)
+    turns: list[tuple[str, str]] = []
+    astray = False
+
+    def say(action: str) -> bool:
+        step = world.step_now(action)
+        turns.append((action, step.observation))
+        return step.done
+
+    for call in calls:
+        weakness = source.choice(("broken", "idle", "wrong", "guess")) if source.random() < slip else None
+        if weakness == "guess":
+            say(_answer("", str(source.randint(1, 100))))
+            return turns
+        if (weakness == "broken" and say(_broken(call, source).action())) or (weakness == "idle" and say("Let me think.")):
+            return turns
+        astray = astray or weakness == "wrong"
+        if say((_with_wrong_number(call, source) if weakness == "wrong" else call).action()):
+            return turns
+    gold = str(task.payload["answer"])
+    say(_answer(closing, _shown(turns, gold) if astray else gold))
+    return turns
+
+
+def solves(task: Task, turns: list[tuple[str, str]], environment: MathToolEnvironment | None = None) -> bool:
+    """Whether an attempt ends in the right answer, by playing its actions once more."""
+    world = environment or MathToolEnvironment()
+    world.reset_now(task)
+    steps = [world.step_now(action) for action, _ in turns]
+    return bool(steps) and steps[-1].success
+
+
+def _answer(words: str, answer: str) -> str:
+    box = f"\\boxed{{{answer}}}"
+    return f"{words}\n{box}" if words else box
+
+
+def _shown(turns: list[tuple[str, str]], gold: str) -> str:
+    """What one who believes the tool answers: the number shown last, in the gold's spelling where it is the gold."""
+    quantity, wanted = None, parse_quantity(normalize(gold))
+    for line in reversed(turns[-1][1].splitlines() if turns else []):
+        quantity = parse_quantity(normalize(line))
+        if quantity is not None:
+            break
+    if quantity is None or wanted is None or quantities_equal(quantity, wanted):
+        return gold
+    return str(quantity.value) if quantity.value.denominator == 1 else f"{float(quantity.value):g}"
+
+
+def _broken(call: Call, source: random.Random) -> Call:
+    """A call that ends in an error: a name that does not exist, or a bracket that is not closed."""
+    return Call(call.words, source.choice(("print(total)", f"({call.code}", "result")))
+
+
+def _with_wrong_number(call: Call, source: random.Random) -> Call:
+    numbers = list(re.finditer(r"(?<![\w.])\d+(?![\w.])", call.code))
+    if not numbers:
+        return call
+    chosen = source.choice(numbers)
+    wrong = str(max(1, int(chosen[0]) + source.choice((-2, -1, 1, 2, 10))))
+    return Call(call.words, call.code[: chosen.start()] + wrong + call.code[chosen.end() :])
+
+
+# --- solutions -----------------------------------------------------------------------------------------------------------------------
+
+
+def solution(task: Task) -> tuple[list[Call], str]:
+    """The calls that solve a task, and words that come before its answer."""
+    snippets = task.payload.get("solution")
+    if snippets:
+        return [Call("", str(snippet)) for snippet in snippets], ""
+    worked = task.payload.get("worked")
+    if isinstance(worked, str) and "<<" in worked:
+        return worked_solution(worked)
+    raise NoDemonstration(f"task {task.id} carries neither a solution in Python nor a worked answer with calculator marks")
+
+
+def worked_solution(worked: str) -> tuple[list[Call], str]:
+    """Calls from a worked answer with calculator marks. ``NoDemonstration`` where a mark is no arithmetic or its result is wrong."""
+    calls: list[Call] = []
+    words = ""
+    for line in worked.split("####")[0].strip().splitlines():
+        position = 0
+        for mark in _MARK.finditer(line):
+            code, result = _calculation(mark[1])
+            words += line[position : mark.start()]
+            said = re.sub(r"\s*=?\s*[$€£]?\s*$", "", words).strip()
+            calls.append(Call(said, code))
+            position = mark.end()
+            words = _result_in_words(line, position, result)
+            position += len(words)
+        words += line[position:] + "\n"
+    if not calls:
+        raise NoDemonstration("the worked answer has no calculation in it")
+    return _merged(calls), words.strip()
+
+
+def _result_in_words(line: str, position: int, result: str) -> str:
+    """The marked result as the line repeats it after the mark ("24" in ``<<48/2=24>>24 clips``)."""
+    match = re.compile(r"[$€£]?-?[\d,]*\.?\d+").match(line, position)
+    return match[0] if match else result
+
+
+def _calculation(mark: str) -> tuple[str, str]:
+    """(Python, stated result) of a mark's content; the result must be what the Python gives."""
+    left, _, result = mark.rpartition("=")
+    code = re.sub(r"(?<=\d),(?=\d{3})", "", left).translate(_SIGNS)
+    code = re.sub(r"(\d+(?:\.\d+)?|\.\d+)\s*%", r"(\1/100)", code).strip()
+    code = re.sub(r"(?<![\d.])0+(?=\d)", "", code)
+    stated = parse_quantity(normalize(result))
+    value = _value(code)
+    if value is None or stated is None or abs(value - stated.value) > Fraction(1, 100) * max(Fraction(1), abs(value)):
+        raise NoDemonstration(f"the mark <<{mark}>> is no arithmetic with that result")
+    return code, result.strip()
+
+
+def _power(left: Fraction, right: Fraction) -> Fraction:
+    if right.denominator != 1 or abs(right) > 20:
+        raise ValueError("a power that is not small and whole")
+    return left ** int(right)
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: lambda left, right: left + right,
+    ast.Sub: lambda left, right: left - right,
+    ast.Mult: lambda left, right: left * right,
+    ast.Div: lambda left, right: left / right,
+    ast.FloorDiv: lambda left, right: Fraction(left // right),
+    ast.Pow: _power,
+}
+
+
+def _value(code: str) -> Fraction | None:
+    """The exact value of an expression of numbers and + - * / // and small powers; ``None`` for anything else."""
+
+    def of(node: ast.expr) -> Fraction:
+        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+            return Fraction(str(node.value))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+            return -of(node.operand) if isinstance(node.op, ast.USub) else of(node.operand)
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            return _OPERATORS[type(node.op)](of(node.left), of(node.right))
+        raise ValueError
+
+    try:
+        return of(ast.parse(code, mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+
+
+def _merged(calls: list[Call]) -> list[Call]:
+    """At most ``_CALLS`` calls: neighbours share one, with earlier results printed."""
+    while len(calls) > _CALLS:
+        pairs = range(len(calls) - 1)
+        at = min(pairs, key=lambda i: len(calls[i].code) + len(calls[i + 1].code))
+        first, second = calls[at], calls[at + 1]
+        lines = first.code.splitlines()
+        shown = [*lines[:-1], f"print({lines[-1]})"]
+        words = "\n".join(part for part in (first.words, second.words) if part)
+        calls = [*calls[:at], Call(words, "\n".join([*shown, second.code])), *calls[at + 2 :]]
+    return calls
