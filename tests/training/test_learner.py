@@ -105,6 +105,25 @@ def test_micro_batches_add_up_to_the_same_step(tiny: Any, name: str) -> None:
     assert_close(weights(whole), weights(split), 2e-3)
 
 
+@pytest.mark.parametrize("name", ["spo++", "sspo"])
+def test_a_trajectory_beyond_the_budget_goes_row_by_row_and_gives_the_same_step(
+    tiny: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = tiny.batch(1, count=4, rows_each=5)
+    settings = dataclasses.replace(SETTINGS, clip_norm=1e-2, entropy=True)
+    whole, by_row = (learner(tiny, dataclasses.replace(settings, max_tokens=size), name=name) for size in (10_000, 45))
+    fed: list[int] = []
+    score = by_row.policy.score
+    monkeypatch.setattr(by_row.policy, "score", lambda rows, **kwargs: (fed.append(rows.tokens), score(rows, **kwargs))[1])
+    left, right = train(whole, batch).metrics, train(by_row, batch).metrics
+    assert max(fed) <= 45 < min(attempt.context_tokens for attempt in batch)
+    assert left.loss == pytest.approx(right.loss, abs=1e-6)
+    assert left.entropy == pytest.approx(right.entropy, rel=1e-5)
+    assert left.gradient_norm == pytest.approx(right.gradient_norm, rel=1e-4)
+    assert right.kl == 0.0
+    assert_close(weights(whole), weights(by_row), 2e-3)
+
+
 def test_the_learning_rate_warms_up_linearly_and_then_stays(tiny: Any) -> None:
     trained = learner(tiny, dataclasses.replace(SETTINGS, warmup_steps=4, minibatches=2))
     rates = [train(trained, tiny.batch(0), number).metrics.learning_rate for number in range(4)]

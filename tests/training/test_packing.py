@@ -104,6 +104,18 @@ def test_whole_trajectories_stay_together_and_keep_their_names() -> None:
     assert all(batch.mask_nt.sum() == 7 * len(batch.members) for batch in batches)
 
 
+def test_rows_split_into_packs_that_score_the_same_tokens_in_the_same_order() -> None:
+    whole = pack([[row("abcd", "..xx"), row("efghij", "..x..x"), row("kl", ".x")]]).rows
+    pieces = whole.split(6)
+    assert [letters(piece.token_ids) for piece in pieces] == ["efghi", "abck"]
+    assert "".join(letters(piece.target_m) for piece in pieces) == letters(whole.target_m)
+    assert "".join(letters(piece.token_ids[piece.predict_m]) for piece in pieces) == letters(whole.token_ids[whole.predict_m])
+    assert [piece.lengths for piece in pieces] == [(5,), (3, 1)]
+    assert [piece.position_ids.tolist() for piece in pieces] == [[0, 1, 2, 3, 4], [0, 1, 2, 0]]
+    assert [len(piece.lengths) for piece in whole.split(1)] == [1, 1, 1]
+    assert len(whole.split(100)) == 1
+
+
 def test_a_budget_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="max_tokens"):
         plan([1], 0)

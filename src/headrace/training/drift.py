@@ -75,13 +75,11 @@ class DriftMemory:
         self._last = {task: _restored(saved) for task, saved in state.items()}
 
 
-@torch.no_grad()
 def _logprobs(policy: Policy, attempts: Sequence[Sequence[TokenRow]], max_tokens: int) -> list[Tensor]:
     """Log-probabilities of the action tokens of each attempt, float32 [L] on the CPU."""
-    policy.training_mode(False)
     found: dict[int, Tensor] = {}
     for micro in micro_batches(attempts, max_tokens):
-        logprobs_nt = micro.spread(policy.score(micro.rows).logprobs_m.cpu())
+        logprobs_nt = micro.spread(policy.measure(micro.rows, max_tokens=max_tokens).cpu())
         for row, member in enumerate(micro.members):
             found[member] = logprobs_nt[row][micro.mask_nt[row]].to(torch.float32)
     return [found[i] for i in range(len(attempts))]

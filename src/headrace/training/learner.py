@@ -24,9 +24,10 @@ from headrace.algorithms import BatchTotals, Recipe, reference_kl
 from headrace.errors import RunFailed
 from headrace.rollout.trajectory import Trajectory
 from headrace.training.credit import Credit
+from headrace.training.logprobs import TokenScores
 from headrace.training.metering import StepMeter, UpdateMeter, UpdateMetrics
 from headrace.training.optimizer import AdamWSettings, Optimizer
-from headrace.training.packing import MicroBatch, micro_batches
+from headrace.training.packing import MicroBatch, PackedRows, micro_batches
 from headrace.training.policy import Policy
 
 
@@ -34,7 +35,7 @@ from headrace.training.policy import Policy
 class LearnerSettings:
     """How a batch becomes steps.
 
-    ``max_tokens``: context tokens of a micro-batch; memory, not mathematics. ``old``: "recompute" takes old log-probabilities
+    ``max_tokens``: context tokens of a forward pass; memory, not mathematics. ``old``: "recompute" takes old log-probabilities
     under the training engine at the start of the update, and the objective's rollout correction covers the engines' mismatch
     and policy lag; "rollout" takes those that the generation engine reported, without a correction. ``kl_coefficient``:
     weight of the k3 KL to a reference policy, 0 without one. ``entropy``: report it (costs a little). ``autocast``: bfloat16
@@ -180,11 +181,10 @@ class Learner:
         update.old_nt[members, : logprobs_nt.shape[1]] = logprobs_nt.detach().to(update.old_nt.dtype)
         update.known_n[members] = True
 
-    @torch.no_grad()
     def _plain_logprobs(self, policy: Policy, micro: MicroBatch) -> Tensor:
-        policy.training_mode(False)
+        """Without gradient and dropout: [n, t]."""
         with self._precision():
-            return micro.spread(policy.score(micro.rows).logprobs_m)
+            return micro.spread(policy.measure(micro.rows, max_tokens=self.settings.max_tokens))
 
     # --- steps ---
 
@@ -193,9 +193,7 @@ class Learner:
         meter = StepMeter(mini_batch.totals.tokens)
         with self._optimizer.accumulating():
             for micro in mini_batch.micro:
-                loss = self._loss(update, micro, mini_batch.totals, meter)
-                if loss.requires_grad:
-                    loss.backward()  # type: ignore[no-untyped-call]
+                self._accumulate(update, micro, mini_batch.totals, meter)
         self.policy.training_mode(False)
         report = self._optimizer.step(usable=meter.finite)
         update.meter.add(meter, report)
@@ -206,9 +204,34 @@ class Learner:
                 f"lower learner.learning_rate (it is {self.settings.learning_rate:g}) and resume from an earlier checkpoint"
             )
 
-    def _loss(self, update: _Update, micro: MicroBatch, totals: BatchTotals, meter: StepMeter) -> Tensor:
+    def _accumulate(self, update: _Update, micro: MicroBatch, totals: BatchTotals, meter: StepMeter) -> None:
+        """Add the micro-batch's gradient.
+
+        A trajectory beyond the budget goes row by row: the loss is differentiated with respect to its log-probabilities,
+        measured before, and each piece then takes its share of that gradient through the model. One forward pass more, the
+        same gradient.
+        """
+        if not micro.rows.scored:
+            return
+        pieces = micro.rows.split(self.settings.max_tokens)
+        if len(pieces) == 1:
+            self._loss(update, micro, self._scores(micro.rows), totals, meter).backward()  # type: ignore[no-untyped-call]
+            return
+        with torch.no_grad():
+            parts = [self._scores(piece) for piece in pieces]
+        entropies = [part.entropies_m for part in parts if part.entropies_m is not None]
+        leaf_m = torch.cat([part.logprobs_m for part in parts]).requires_grad_()
+        joined = TokenScores(leaf_m, torch.cat(entropies) if entropies else None)
+        self._loss(update, micro, joined, totals, meter).backward()  # type: ignore[no-untyped-call]
+        assert leaf_m.grad is not None
+        for piece, grad_m in zip(pieces, leaf_m.grad.split([piece.scored for piece in pieces]), strict=True):  # type: ignore[no-untyped-call]
+            self._scores(piece).logprobs_m.backward(grad_m)  # type: ignore[no-untyped-call]
+
+    def _scores(self, rows: PackedRows) -> TokenScores:
         with self._precision():
-            scores = self.policy.score(micro.rows, entropy=self.settings.entropy)
+            return self.policy.score(rows, entropy=self.settings.entropy)
+
+    def _loss(self, update: _Update, micro: MicroBatch, scores: TokenScores, totals: BatchTotals, meter: StepMeter) -> Tensor:
         logprobs_nt = micro.spread(scores.logprobs_m)
         old_nt = self._old(update, micro, logprobs_nt)
         corrected = self.settings.old == "recompute"

@@ -5,7 +5,7 @@ are. Scores come back compactly: row i of an [n, t] array holds the scored token
 another, from the left; ``mask_nt`` says where they are. Objectives do not care about padding, so this is all they need.
 
 Whole trajectories stay together, because per-sequence objectives need all their tokens at once; a trajectory longer
-than the budget is a micro-batch of its own.
+than the budget is a micro-batch of its own, and its rows can still be run in several passes (``PackedRows.split``).
 """
 
 from __future__ import annotations
@@ -44,6 +44,21 @@ class PackedRows:
     @property
     def scored(self) -> int:
         return int(self.predict_m.shape[0])
+
+    def split(self, max_tokens: int) -> list[PackedRows]:
+        """The same rows in packs of at most ``max_tokens`` (a longer row alone); their scored tokens follow one another as here."""
+        pieces: list[PackedRows] = []
+        row = start = scored = 0
+        while row < len(self.lengths):
+            stop, tokens = row + 1, self.lengths[row]
+            while stop < len(self.lengths) and tokens + self.lengths[stop] <= max_tokens:
+                stop, tokens = stop + 1, tokens + self.lengths[stop]
+            end = scored + int((self.predict_m[scored:] < start + tokens).sum())
+            fed, of_them = slice(start, start + tokens), slice(scored, end)
+            places_m = self.predict_m[of_them] - start
+            pieces.append(PackedRows(self.token_ids[fed], self.position_ids[fed], self.lengths[row:stop], places_m, self.target_m[of_them]))
+            row, start, scored = stop, start + tokens, end
+        return pieces
 
     def to(self, device: torch.device | str) -> PackedRows:
         return PackedRows(

@@ -120,6 +120,14 @@ class Policy:
         """Log-probabilities (float32 or better, [m]) of the pack's scored tokens; differentiable where gradients are on."""
         return self._forward(rows.to(self.device), entropy=entropy)
 
+    @torch.no_grad()
+    def measure(self, rows: PackedRows, *, max_tokens: int) -> Tensor:
+        """Log-probabilities of the scored tokens without gradient or dropout, in passes of at most ``max_tokens``."""
+        self.training_mode(False)
+        if not rows.scored:
+            return self.score(rows).logprobs_m
+        return torch.cat([self.score(piece).logprobs_m for piece in rows.split(max_tokens)])
+
     def trainable(self) -> dict[str, nn.Parameter]:
         """The parameters that training changes, by their names in the module."""
         return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
