@@ -28,6 +28,13 @@ def play(world: str, *, split: str, number: int, options: Sequence[str], read: R
         from headrace.environments.household.play import play as play_household
 
         return play_household(tasks[number], horizon=int(chosen.get("horizon", 50)), read=read, write=write)
+    if world == "math":
+        from headrace.environments.math_play import play as play_math
+        from headrace.environments.math_tool import MathToolEnvironment
+
+        environment = built.environment()
+        assert isinstance(environment, MathToolEnvironment)
+        return play_math(tasks[number], environment=environment, read=read, write=write)
     return asyncio.run(play_any(built.environment(), tasks[number], read, write))
 
 

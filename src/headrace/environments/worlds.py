@@ -7,19 +7,27 @@ arguments that returns a ``World``.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from headrace.environments.base import Environment, Task
 
+Exchange = tuple[str, str]
+"""What the agent saw, and what it then did."""
+
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """``tasks(split, count)`` gives the first ``count`` tasks of a split, always the same; ``environment()`` a fresh environment."""
+    """``tasks(split, count)`` gives the first ``count`` tasks of a split, always the same; ``environment()`` a fresh environment.
+
+    ``demonstrate(task, seed)``, where a world has it, is one scripted, imperfect attempt for a cold start (see the split
+    "warmup"): observations and actions in turn.
+    """
 
     tasks: Callable[[str, int], list[Task]]
     environment: Callable[[], Environment]
+    demonstrate: Callable[[Task, int], list[Exchange]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +56,67 @@ def _positive(name: str, value: int) -> None:
         raise ValueError(f"environment.options.{name} must be a whole number above 0, not {value!r}")
 
 
+@dataclass(frozen=True, slots=True)
+class MathOptions:
+    """``source`` and what belongs to it as in ``math_problems.tasks``; ``texts``: "full", or "terse" for policies trained from
+    nothing; ``require_box``: without it the stated fallbacks count as an answer too."""
+
+    source: str = "offline"
+    levels: Sequence[int] = (1, 2, 3)
+    seed: int = 0
+    path: str = ""
+    hub: str = ""
+    hub_config: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    splits: Sequence[str] | None = None
+    subset: int | None = None
+    sets: Sequence[str] = ("chain_sum", "gcd", "gsm_symbolic")
+    max_turns: int = 8
+    texts: Literal["full", "terse"] = "full"
+    require_box: bool = True
+
+    def __post_init__(self) -> None:
+        if self.texts not in ("full", "terse"):
+            raise ValueError(f'environment.options.texts must be "full" or "terse", not {self.texts!r}')
+        _positive("max_turns", self.max_turns)
+
+
 def _household(options: HouseholdOptions) -> World:
     from headrace.environments import household
+
+    def demonstrate(task: Task, seed: int) -> list[Exchange]:
+        opening = household.HouseholdEnvironment(horizon=options.horizon).reset_now(task)
+        return exchanges(opening, household.demonstration(task, seed, horizon=options.horizon))
 
     return World(
         tasks=lambda split, count: household.tasks(_split(split, ("train", "seen", "unseen", "warmup")), count, rooms=options.rooms),
         environment=lambda: household.HouseholdEnvironment(horizon=options.horizon),
+        demonstrate=demonstrate,
     )
+
+
+def _math(options: MathOptions) -> World:
+    from headrace.environments import math_demonstrations, math_problems
+    from headrace.environments.math_tool import FULL, TERSE, MathToolEnvironment
+
+    own = ("max_turns", "texts", "require_box")
+    source = {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.name not in own}
+    texts = FULL if options.texts == "full" else TERSE
+
+    def environment() -> MathToolEnvironment:
+        return MathToolEnvironment(max_turns=options.max_turns, texts=texts, require_box=options.require_box)
+
+    def demonstrate(task: Task, seed: int) -> list[Exchange]:
+        world = environment()
+        return exchanges(world.reset_now(task), math_demonstrations.demonstration(task, seed, environment=world))
+
+    return World(lambda split, count: math_problems.tasks(split, count, **source), environment, demonstrate)
+
+
+def exchanges(opening: str, attempt: Sequence[tuple[str, str]]) -> list[Exchange]:
+    """(action, the world's answer) pairs after an opening -> (what was seen, action) pairs."""
+    seen = [opening, *(answer for _, answer in attempt)]
+    return [(observation, action) for observation, (action, _) in zip(seen, attempt, strict=False)]
 
 
 def _alfworld(options: AlfworldOptions) -> World:
@@ -75,6 +137,7 @@ def _split(split: str, known: tuple[str, ...]) -> Any:
 WORLDS: Mapping[str, tuple[type[Any], Callable[[Any], World]]] = {
     "household": (HouseholdOptions, _household),
     "alfworld": (AlfworldOptions, _alfworld),
+    "math": (MathOptions, _math),
 }
 
 
@@ -98,7 +161,7 @@ def _known(name: str) -> str:
 
 def _options(name: str, options: Mapping[str, Any]) -> Any:
     kind, _ = WORLDS[_known(name)]
-    names = [field.name for field in fields(kind)]
+    names = [entry.name for entry in fields(kind)]
     for key in options:
         if key not in names:
             near = difflib.get_close_matches(key, names, n=1)
