@@ -1,6 +1,7 @@
 """A decoder of about a million parameters, with a tokenizer fitted to one world's text, as an ordinary Hugging Face folder.
 
-Nothing here is special at use: ``AutoModelForCausalLM`` and ``AutoTokenizer`` load the folder like any other.
+Nothing here is special at use: ``AutoModelForCausalLM`` and ``AutoTokenizer`` load the folder like any other. The architecture is
+Qwen3's: its normalized queries and keys bear the high learning rates that make a short cold start possible.
 
 The tokenizer is a ``tokenizers`` Unigram model over byte-level characters. Its pieces are whole words with their leading
 space, numbers, and multi-word phrases of fixed wording ("Nothing happens.", " is closed."); all 256 bytes are pieces
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 PAD, SYSTEM, USER, ASSISTANT, END = "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"
 CONTROL_TOKENS = (PAD, SYSTEM, USER, ASSISTANT, END)
@@ -81,15 +82,16 @@ def make_tiny_policy(texts: Iterable[str], folder: str | Path, sizes: TinySizes 
     return folder
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast, sizes: TinySizes, seed: int) -> LlamaForCausalLM:
+def new_model(tokenizer: PreTrainedTokenizerFast, sizes: TinySizes, seed: int) -> Qwen3ForCausalLM:
     """A fresh float32 decoder whose weights depend on ``sizes``, the vocabulary's length and ``seed`` only."""
-    config = LlamaConfig(
+    config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=sizes.width,
         intermediate_size=sizes.ffn,
         num_hidden_layers=sizes.layers,
         num_attention_heads=sizes.heads,
         num_key_value_heads=sizes.kv_heads,
+        head_dim=sizes.width // sizes.heads,
         max_position_embeddings=sizes.context,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -98,7 +100,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast, sizes: TinySizes, seed: int) -
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: LlamaForCausalLM = LlamaForCausalLM(config)
+        model: Qwen3ForCausalLM = Qwen3ForCausalLM(config)
     return model
 
 
