@@ -11,7 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from headrace.rollout.clock import CostModel, now, run
 from headrace.rollout.engine import Completion, Engine, EngineError, Request, UnknownVersion
 from headrace.rollout.local_engine import LocalEngine
-from headrace.rollout.runners import plain_logits
+from headrace.rollout.native_pages import NativeUnavailable, load_kernel
+from headrace.rollout.runners import PATHS, plain_logits
 
 VOCABULARY = 61
 STOP = 3
@@ -40,6 +41,14 @@ def sharpened(model: PreTrainedModel, factor: float = 4.0) -> PreTrainedModel:
         if "norm" not in name:
             parameter.data.mul_(factor)
     return model.train(False)
+
+
+def native_works() -> bool:
+    try:
+        load_kernel()
+    except NativeUnavailable:
+        return False
+    return True
 
 
 def weights_of(model: PreTrainedModel, scale: float = 1.0) -> dict[str, torch.Tensor]:
@@ -84,9 +93,12 @@ def largest_error(model: PreTrainedModel, context: list[int], sampled: list[tupl
     return max(abs(float(expected[position - 1, context[position]]) - logprob) for position, logprob, _ in sampled)
 
 
-def test_logprobs_equal_a_plain_forward_over_conversations_that_join_and_leave(model: PreTrainedModel) -> None:
-    engine = engine_of(model, tick_tokens=64)
-    assert engine.path == "paged"
+@pytest.mark.parametrize("path", PATHS)
+def test_logprobs_equal_a_plain_forward_over_conversations_that_join_and_leave(model: PreTrainedModel, path: str) -> None:
+    if path == "native" and not native_works():
+        pytest.skip("no C compiler")
+    engine = engine_of(model, tick_tokens=64, paths=[path])
+    assert engine.path == path
 
     async def main() -> list[tuple[list[int], list[tuple[int, float, int]]]]:
         return await asyncio.gather(*(converse(engine, dispatch) for dispatch in range(11)))
@@ -148,9 +160,13 @@ def test_the_same_request_again_gives_the_same_tokens(model: PreTrainedModel) ->
     go(main)
 
 
-def test_exact_engines_give_identical_bits_whatever_else_is_in_the_batch(model: PreTrainedModel) -> None:
+@pytest.mark.parametrize("path", ["native", "paged", "episode"])
+def test_exact_engines_give_identical_bits_whatever_else_is_in_the_batch(model: PreTrainedModel, path: str) -> None:
+    if path == "native" and not native_works():
+        pytest.skip("no C compiler")
+
     def conversations(dispatches: range, slots: int) -> dict[int, Any]:
-        engine = engine_of(model, exact=True, slots=slots, tick_tokens=32)
+        engine = engine_of(model, exact=True, slots=slots, tick_tokens=32, paths=[path])
 
         async def main() -> list[Any]:
             return await asyncio.gather(*(converse(engine, dispatch) for dispatch in dispatches))

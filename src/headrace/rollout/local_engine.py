@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -29,8 +29,8 @@ from transformers import PreTrainedModel
 
 from headrace.rollout.clock import CostModel, charge, is_simulated
 from headrace.rollout.engine import Completion, EngineError, Request, Weights
-from headrace.rollout.paged_attention import Span
-from headrace.rollout.runners import choose_runner
+from headrace.rollout.pages import Span
+from headrace.rollout.runners import PATHS, choose_runner
 from headrace.rollout.sampling import greedy, sample, uniforms
 from headrace.rollout.snapshots import Snapshots
 
@@ -82,7 +82,7 @@ class LocalEngine:
     """See the module. ``context_limit`` bounds a context plus its reply budget; ``tick_tokens`` bounds the prompt and
     observation tokens of a tick; ``version`` is the version of the weights that ``model`` has now.
 
-    ``path`` names how the model is run (``runners``), ``refused_paths`` why the faster ones were not taken.
+    ``path`` names how the model is run (``runners``; ``paths`` are those that may be tried), ``refused_paths`` why not faster.
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class LocalEngine:
         greedy: bool = False,
         costs: CostModel | None = None,
         version: int = 0,
+        paths: Sequence[str] = PATHS,
     ) -> None:
         if slots < 1 or context_limit < 2 or tick_tokens < 1:
             raise ValueError(f"slots ({slots}), context_limit ({context_limit}) and tick_tokens ({tick_tokens}) must be positive")
@@ -115,7 +116,7 @@ class LocalEngine:
         self._keep_cache = cache_on_publish == "keep"
         self.exact, self._greedy = exact, greedy
         self._costs = CostModel() if costs is None else costs
-        self._runner, self.refused_paths = choose_runner(self._model, slots, context_limit, exact=exact)
+        self._runner, self.refused_paths = choose_runner(self._model, slots, context_limit, exact=exact, paths=paths)
         self.path = self._runner.path
         self._snapshots = Snapshots(self._model, keep=keep, version=version)
         self._episodes: dict[int, _Episode] = {}

@@ -2,8 +2,9 @@
 
 ``choose_runner`` takes the first whose log-probabilities equal those of a plain forward on random tokens:
 
-- ``paged``: all new tokens in one flattened forward over a paged cache (``paged_attention``). Any decoder whose layers
-  only mix tokens through the attention interface.
+- ``native``: all new tokens in one flattened forward over a paged cache (``paged_attention``), attention by the compiled
+  kernel. Any decoder whose layers only mix tokens through the attention interface, on a CPU with a C compiler.
+- ``paged``: the same with PyTorch's operations, on any device.
 - ``episode``: one transformers cache per sequence, one forward per sequence. Linear attention, convolutions, sinks, soft caps.
 - ``recompute``: no cache; the whole context again for each token.
 """
@@ -18,7 +19,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from headrace.rollout.paged_attention import NAME, PAGE, PagedCache, Span
+from headrace.rollout.cpu_linear import accelerate_linears, padded_rows
+from headrace.rollout.native_pages import NativePagedCache
+from headrace.rollout.paged_attention import NAME, PagedCache
+from headrace.rollout.pages import PAGE, Span
+from headrace.rollout.torch_pages import TorchPagedCache
 
 # largest difference of log-probabilities that rounding explains, by the precision of the weights
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
@@ -39,13 +44,14 @@ class Runner(Protocol):
 
 
 class PagedRunner:
-    path = "paged"
-
-    def __init__(self, model: PreTrainedModel, slots: int, context_limit: int, *, exact: bool = False) -> None:
+    def __init__(self, path: str, model: PreTrainedModel, cache: PagedCache[Any]) -> None:
+        self.path = path
         self._model = model
         self._device = model.device
-        self._cache = PagedCache(slots, context_limit, model.device, gather=exact)
+        self._cache = cache
         model.set_attn_implementation(NAME)
+        if self._device.type == "cpu":
+            accelerate_linears(model)
 
     def forward(self, spans: Sequence[Span], *, version: int = 0) -> Tensor:
         token_ids: list[int] = []
@@ -56,6 +62,10 @@ class PagedRunner:
             positions.extend(range(span.start, span.start + len(span.token_ids)))
             if span.sample:
                 rows.append(len(token_ids) - 1)
+        # padding rows at the end belong to no sequence: the attention function leaves them out
+        padding = padded_rows(len(token_ids)) - len(token_ids) if self._device.type == "cpu" else 0
+        token_ids.extend([0] * padding)
+        positions.extend([0] * padding)
         # some models reject an empty choice of rows: keep one and drop it afterwards
         kept = torch.tensor(rows or [0], device=self._device)
         with torch.inference_mode(), self._cache.attending(spans, high=version % 2 == 1):
@@ -146,22 +156,28 @@ def plain_logits(model: PreTrainedModel, token_ids: Sequence[int]) -> Tensor:
     return logits.float()
 
 
-def choose_runner(model: PreTrainedModel, slots: int, context_limit: int, *, exact: bool = False) -> tuple[Runner, dict[str, str]]:
-    """The first runner that passes the self-check, and for each that did not, why. ``model`` must be the caller's own."""
+PATHS = ("native", "paged", "episode", "recompute")
+
+
+def choose_runner(
+    model: PreTrainedModel, slots: int, context_limit: int, *, exact: bool = False, paths: Sequence[str] = PATHS
+) -> tuple[Runner, dict[str, str]]:
+    """The first runner of ``paths`` that passes the self-check, and for each that did not, why. ``model`` must be the caller's own."""
     native = model.config._attn_implementation
     refused: dict[str, str] = {}
-    candidates: list[Callable[[], Runner]] = [
-        lambda: PagedRunner(model, slots, context_limit, exact=exact),
-        lambda: EpisodeRunner(model),
-        lambda: RecomputeRunner(model),
-    ]
+    makers: dict[str, Callable[[], Runner]] = {
+        "native": lambda: PagedRunner("native", model, NativePagedCache(slots, context_limit)),
+        "paged": lambda: PagedRunner("paged", model, TorchPagedCache(slots, context_limit, model.device, gather=exact)),
+        "episode": lambda: EpisodeRunner(model),
+        "recompute": lambda: RecomputeRunner(model),
+    }
     conversations = _conversations(model, context_limit, min(slots, 2))
     expected = [plain_logits(model, tokens).log_softmax(-1) for tokens in conversations]
-    for path, make in zip(("paged", "episode", "recompute"), candidates, strict=True):
-        reason = _mixes_elsewhere(model) if path == "paged" else None
+    for path in paths:
+        reason = _mixes_elsewhere(model) if path in ("native", "paged") else None
         if reason is None:
             try:
-                runner = make()
+                runner = makers[path]()
                 reason = _differs(runner, conversations, expected, TOLERANCE.get(model.dtype, 0.25))
             except Exception as error:  # whatever a foreign architecture raises, a slower path is tried
                 reason = f"{type(error).__name__}: {error}"

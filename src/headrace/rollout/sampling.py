@@ -8,6 +8,7 @@ no top-p, no top-k exist here, so the trainer's ratio starts at 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -49,44 +50,50 @@ def sample(logits_nv: Tensor, uniforms_n: NDArray[np.float64]) -> tuple[list[int
     ``uniforms_n[i]``. Two levels (blocks of 256 entries, then entries) keep large vocabularies cheap. A row that is not
     finite gives the log-probability NaN and token 0; the caller must look.
     """
-    rows, vocabulary = logits_nv.shape
+    vocabulary = logits_nv.shape[-1]
     top_n1 = logits_nv.amax(dim=-1, keepdim=True)
     weights_nv = (logits_nv - top_n1).exp_()
-    blocks = -(-vocabulary // _BLOCK)
-    if blocks > 1:
-        if vocabulary % _BLOCK:
-            weights_nv = torch.nn.functional.pad(weights_nv, (0, blocks * _BLOCK - vocabulary))
-        weights_nbe = weights_nv.view(rows, blocks, _BLOCK)
-        cumulative_nb = weights_nbe.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    uniform_n1 = torch.from_numpy(uniforms_n).to(logits_nv.device)[:, None]
+    if vocabulary <= 4 * _BLOCK:
+        cumulative_nv = weights_nv.cumsum(dim=-1, dtype=torch.float64)
+        total_n1 = cumulative_nv[:, -1:]
+        token_n1 = torch.searchsorted(cumulative_nv, uniform_n1 * total_n1, right=True)
     else:
-        weights_nbe = weights_nv.view(rows, 1, vocabulary)
-        cumulative_nb = weights_nv.sum(dim=-1, keepdim=True, dtype=torch.float64)
+        total_n1, token_n1 = _two_levels(weights_nv, uniform_n1)
+    token_n1.clamp_(max=vocabulary - 1)
+    logprob_n1 = logits_nv.gather(1, token_n1) - top_n1 - total_n1.log().to(torch.float32)
+    return _guarded(token_n1[:, 0], logprob_n1[:, 0])
+
+
+def _two_levels(weights_nv: Tensor, uniform_n1: Tensor) -> tuple[Tensor, Tensor]:
+    """The total weight of each row, and the token at the given part of it: first the block, then the entry."""
+    rows, vocabulary = weights_nv.shape
+    blocks = -(-vocabulary // _BLOCK)
+    if vocabulary % _BLOCK:
+        weights_nv = torch.nn.functional.pad(weights_nv, (0, blocks * _BLOCK - vocabulary))
+    weights_nbe = weights_nv.view(rows, blocks, _BLOCK)
+    cumulative_nb = weights_nbe.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     total_n1 = cumulative_nb[:, -1:]
-    target_n1 = torch.from_numpy(uniforms_n).to(logits_nv.device)[:, None] * total_n1
-    block_n = torch.searchsorted(cumulative_nb, target_n1, right=True)[:, 0].clamp_(max=blocks - 1)
-    index = torch.arange(rows, device=logits_nv.device)
-    before_n1 = torch.where(block_n[:, None] > 0, cumulative_nb.gather(1, (block_n - 1).clamp_(min=0)[:, None]), 0.0)
-    inner_ne = weights_nbe[index, block_n].to(torch.float64).cumsum(dim=-1)
+    target_n1 = uniform_n1 * total_n1
+    block_n1 = torch.searchsorted(cumulative_nb, target_n1, right=True).clamp_(max=blocks - 1)
+    before_n1 = torch.where(block_n1 > 0, cumulative_nb.gather(1, (block_n1 - 1).clamp_(min=0)), 0.0)
+    inner_ne = weights_nbe[torch.arange(rows, device=weights_nv.device), block_n1[:, 0]].to(torch.float64).cumsum(dim=-1)
     # the block's own sum rounds differently from its last cumulative entry: stay on the last entry with weight
-    ceiling_n1 = torch.nextafter(inner_ne[:, -1:], torch.zeros_like(inner_ne[:, -1:]))
-    inner_n = torch.searchsorted(inner_ne, torch.minimum(target_n1 - before_n1, ceiling_n1), right=True)[:, 0]
-    token_n = (block_n * _BLOCK + inner_n).clamp_(max=vocabulary - 1)
-    logprob_n = logits_nv[index, token_n] - top_n1[:, 0] - total_n1[:, 0].log().to(torch.float32)
-    return _guarded(token_n, logprob_n, total_n1[:, 0])
+    ceiling_n1 = torch.nextafter(inner_ne[:, -1:], torch.zeros_like(total_n1))
+    inner_n1 = torch.searchsorted(inner_ne, torch.minimum(target_n1 - before_n1, ceiling_n1), right=True)
+    return total_n1, block_n1 * _BLOCK + inner_n1
 
 
 def greedy(logits_nv: Tensor) -> tuple[list[int], list[float]]:
     """The most probable token of each row and its log-probability under the full distribution, for evaluation."""
     token_n = logits_nv.argmax(dim=-1)
-    total_n = torch.logsumexp(logits_nv, dim=-1)
-    logprob_n = logits_nv.gather(1, token_n[:, None])[:, 0] - total_n
-    return _guarded(token_n, logprob_n, total_n)
+    logprob_n = logits_nv.gather(1, token_n[:, None])[:, 0] - torch.logsumexp(logits_nv, dim=-1)
+    return _guarded(token_n, logprob_n)
 
 
-def _guarded(token_n: Tensor, logprob_n: Tensor, total_n: Tensor) -> tuple[list[int], list[float]]:
+def _guarded(token_n: Tensor, logprob_n: Tensor) -> tuple[list[int], list[float]]:
     tokens, logprobs = token_n.tolist(), logprob_n.tolist()
-    finite = torch.isfinite(total_n)
-    if not bool(finite.all()):
-        for row in (~finite).nonzero()[:, 0].tolist():
-            tokens[row], logprobs[row] = 0, float("nan")
+    for row, logprob in enumerate(logprobs):
+        if not math.isfinite(logprob):
+            tokens[row], logprobs[row] = 0, math.nan
     return tokens, logprobs
