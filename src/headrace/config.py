@@ -50,26 +50,32 @@ class PolicyConfig(Section):
     gradient_checkpointing: bool = False
     lora: LoraConfig | None = None
     history: Literal["template", "append"] = "template"
-    """Whether earlier turns look as the chat template renders them (one training row per rewritten prefix), or stay as they were sampled."""
+    """Earlier turns as the chat template renders them (one training row per rewritten prefix), or as they were sampled."""
     template_arguments: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the chat template, such as ``enable_thinking = false``."""
     layers: Positive = 4
-    width: Positive = 128
-    """``layers`` and ``width`` shape the tiny policy and nothing else."""
+    width: Positive = Field(128, multiple_of=32)
+    split_digits: bool = False
+    """``layers``, ``width`` and ``split_digits`` (every digit a token of its own) shape the tiny policy and nothing else."""
 
 
 class WarmupConfig(Section):
     """Supervised cold start on scripted, imperfect demonstrations of tasks that training never sees."""
 
     demonstrations: Positive = 4000
-    steps: Positive = 400
-    batch_size: Positive = 32
-    learning_rate: float = Field(2e-3, gt=0)
+    steps: Positive = 300
+    batch_size: Positive = 16
+    optimizer: Literal["muon", "adamw"] = "muon"
+    """ "muon" for hidden matrices of a new policy; "adamw" for a pretrained one, or LoRA."""
+    learning_rate: float = Field(1e-2, gt=0)
+    matrix_learning_rate: float = Field(2e-2, gt=0)
+    """Of Muon."""
     observation_weight: float = Field(0.3, ge=0)
     target_success: float | None = Field(None, gt=0, lt=1)
     """Stop as soon as a sampled probe on held-out warm-up tasks reaches this success; None: take all steps."""
     probe_every: Positive = 25
-    probe_attempts: Positive = 128
+    probe_from: NonNegative = 0
+    probe_attempts: Positive = 256
     seed: int = 0
 
 

@@ -85,7 +85,7 @@ def test_the_folder_is_an_ordinary_one(tmp_path: Path) -> None:
     make_tiny_policy(TEXTS, tmp_path / "policy", SMALL, seed=3)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
-    assert type(model).__name__ == "LlamaForCausalLM"
+    assert type(model).__name__ == "Qwen3ForCausalLM"
     assert json.loads((tmp_path / "policy" / "config.json").read_text())["tie_word_embeddings"] is True
     assert tokenizer("Nothing happens.").input_ids == TOKENIZER("Nothing happens.").input_ids
     assert model.config.vocab_size == len(tokenizer) and model.config.eos_token_id == tokenizer.eos_token_id

@@ -92,7 +92,14 @@ def build_codec(config: Config, policy: Policy) -> ChatCodec:
 
 
 def build_engine(
-    config: Config, policy: Policy, codec: ChatCodec, *, version: int = 0, greedy: bool = False, concurrency: int | None = None
+    config: Config,
+    policy: Policy,
+    codec: ChatCodec,
+    *,
+    version: int = 0,
+    greedy: bool = False,
+    concurrency: int | None = None,
+    placement: str | None = None,
 ) -> Engine:
     """An engine that holds ``policy``'s weights as ``version``; it keeps a module of its own."""
     options: dict[str, Any] = {
@@ -106,7 +113,7 @@ def build_engine(
         "greedy": greedy,
         "version": version,
     }
-    if config.engine.placement == "process":
+    if (placement or config.engine.placement) == "process":
         from headrace.rollout.process_engine import ProcessEngine
 
         return ProcessEngine(policy.model, threads=config.engine.threads, **options)
@@ -118,10 +125,17 @@ def most_at_once(config: Config) -> int:
 
 
 def build_bench(
-    config: Config, policy: Policy, *, version: int = 0, greedy: bool = False, concurrency: int | None = None, world: World | None = None
+    config: Config,
+    policy: Policy,
+    *,
+    version: int = 0,
+    greedy: bool = False,
+    concurrency: int | None = None,
+    world: World | None = None,
+    placement: str | None = None,
 ) -> Bench:
     codec = build_codec(config, policy)
-    engine = build_engine(config, policy, codec, version=version, greedy=greedy, concurrency=concurrency)
+    engine = build_engine(config, policy, codec, version=version, greedy=greedy, concurrency=concurrency, placement=placement)
     return Bench(world or build_world(config), codec, engine, episode_settings(config))
 
 
