@@ -15,7 +15,12 @@ def refused(data):
 
 def test_the_smallest_configuration_is_spo_plus_plus_on_the_household():
     config = parse(TINY)
-    assert (config.recipe, config.environment.name, config.rollout.batch_size, config.rollout.concurrency) == ("spo++", "household", 128, 64)
+    assert (config.recipe, config.environment.name, config.rollout.batch_size, config.rollout.concurrency) == (
+        "spo++",
+        "household",
+        128,
+        64,
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,7 +72,12 @@ def test_overrides_are_toml_values_or_bare_words(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("[warmup]\n")
     config = load(path, ["recipe=grpo", "run.updates=3", "learner.betas=[0.9, 0.99]", "environment.options.rooms=full"])
-    assert (config.recipe, config.run.updates, config.learner.betas, config.environment.options) == ("grpo", 3, (0.9, 0.99), {"rooms": "full"})
+    assert (config.recipe, config.run.updates, config.learner.betas, config.environment.options) == (
+        "grpo",
+        3,
+        (0.9, 0.99),
+        {"rooms": "full"},
+    )
 
 
 @pytest.mark.parametrize("override", ["run.updates", "=3", "recipe.name=3"])

@@ -27,7 +27,7 @@ def play(world: str, *, split: str, number: int, options: Sequence[str], read: R
     if world == "household":
         from headrace.environments.household.play import play as play_household
 
-        return play_household(tasks[number], horizon=int(chosen.get("horizon", 50)), read=read, write=write)
+        return play_household(tasks[number], horizon=int(str(chosen.get("horizon", 50))), read=read, write=write)
     if world == "math":
         from headrace.environments.math_play import play as play_math
         from headrace.environments.math_tool import MathToolEnvironment

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean, pstdev
@@ -39,7 +39,7 @@ class Meters:
         self._rewards = list(rewards)
         self._tracker = tracker
         self._on_update = on_update
-        self._spent: Counter[str] = Counter()
+        self._spent: defaultdict[str, float] = defaultdict(float)
         self._drops: Counter[str] = Counter()
         self._began = elapsed()
 

@@ -19,7 +19,9 @@ def configured_recipe(config: Config) -> Recipe:
     chosen = options.pop("objective", {})
     objective = load_object(chosen, "objective") if isinstance(chosen, str) else base.objective
     fields = _objective_options(objective, {} if isinstance(chosen, str) else chosen, config)
-    return _replace(base, {**options, "objective": _replace(objective, fields, "recipe_options.objective")}, "recipe_options")
+    configured = _replace(base, {**options, "objective": _replace(objective, fields, "recipe_options.objective")}, "recipe_options")
+    assert isinstance(configured, Recipe)
+    return configured
 
 
 def _objective_options(objective: Any, options: Any, config: Config) -> dict[str, Any]:
