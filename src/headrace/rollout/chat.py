@@ -349,9 +349,7 @@ class Conversation:
             count -= 1
         if not count:
             return None
-        return TokenRow(
-            tuple(self._ids[:count]), tuple(self._mask[:count]), tuple(self._logprobs[:count]), tuple(self._versions[:count])
-        )
+        return TokenRow(tuple(self._ids[:count]), tuple(self._mask[:count]), tuple(self._logprobs[:count]), tuple(self._versions[:count]))
 
 
 def _widened(text: str, start: int, end: int, before: str, after: str) -> tuple[int, int, str, str]:

@@ -141,7 +141,7 @@ class ChatTemplate:
         return self._sources[with_tools]
 
     def _probe(self, role: str, tools: tuple[ToolSpec, ...]) -> RoleTraits | None:
-        probe = Message(role, f" \n{hole(0)}\"\n{hole(1)}\n ")
+        probe = Message(role, f' \n{hole(0)}"\n{hole(1)}\n ')
         before = {"tool": [Message("user", hole(2)), Message("assistant", hole(3))]}.get(role, [])
         after = [Message("user", hole(2))] if role == "system" else []
         try:
@@ -162,9 +162,7 @@ class Shape:
     first message, then the replies and their answers.
     """
 
-    def __init__(
-        self, template: ChatTemplate, has_system: bool, tools: tuple[ToolSpec, ...], dangerous: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, template: ChatTemplate, has_system: bool, tools: tuple[ToolSpec, ...], dangerous: Callable[[str], bool]) -> None:
         shown = tools if tools and template.shows_tools(tools) else ()
         self._template = template
         self.tool_texts: list[str] = []
