@@ -33,7 +33,7 @@ def load(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedToke
     """Model and tokenizer by Hugging Face name, from a folder, from a folder with a single GGUF file, or from a GGUF file."""
     folder, options = _source(name)
     try:
-        with _no_progress_bars():
+        with no_progress_bars():
             tokenizer = AutoTokenizer.from_pretrained(folder, **options)
             if "gguf_file" in options:
                 options["quantization_config"] = _gguf_config()
@@ -48,7 +48,7 @@ def load(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedToke
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
     """A run has one progress display, its own."""
     untyped: Any = transformers_logging
     shown = untyped.is_progress_bar_enabled()
@@ -136,7 +136,7 @@ def save(
     shutil.rmtree(aside, ignore_errors=True)
     try:
         plain = model if merged is None else _with_weights(model, merged)
-        with _no_progress_bars():
+        with no_progress_bars():
             plain.save_pretrained(aside)
         if tokenizer is not None:
             tokenizer.save_pretrained(aside)

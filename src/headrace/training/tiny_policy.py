@@ -23,6 +23,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from headrace.training.pretrained import no_progress_bars
+
 PAD, SYSTEM, USER, ASSISTANT, END = "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"
 CONTROL_TOKENS = (PAD, SYSTEM, USER, ASSISTANT, END)
 
@@ -78,7 +80,8 @@ def make_tiny_policy(texts: Iterable[str], folder: str | Path, sizes: TinySizes 
     tokenizer = fit_tokenizer(texts, sizes)
     tokenizer.save_pretrained(folder)
     model = new_model(tokenizer, sizes, seed)
-    model.save_pretrained(folder)
+    with no_progress_bars():
+        model.save_pretrained(folder)
     return folder
 
 
