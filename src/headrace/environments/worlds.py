@@ -76,6 +76,10 @@ class MathOptions:
     require_box: bool = True
 
     def __post_init__(self) -> None:
+        from headrace.environments.math_problems import SOURCES
+
+        if self.source not in SOURCES:
+            raise ValueError(f"environment.options.source: unknown source of problems {self.source!r} (known: {', '.join(SOURCES)})")
         if self.texts not in ("full", "terse"):
             raise ValueError(f'environment.options.texts must be "full" or "terse", not {self.texts!r}')
         _positive("max_turns", self.max_turns)
