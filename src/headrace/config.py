@@ -90,8 +90,8 @@ class ValuesConfig(Section):
 class EngineConfig(Section):
     placement: Literal["local", "process"] = "local"
     """In the learner's process, or in one of its own."""
-    threads: NonNegative = 1
-    """Threads of an engine in a process of its own (0: PyTorch's default)."""
+    threads: Positive = 1
+    """Threads of an engine in a process of its own."""
     tick_tokens: Positive = 1024
     exact: bool = False
     """One sequence per forward: bit-identical samples whatever else is in flight."""
