@@ -27,9 +27,13 @@ ALLOWED = {
 }
 
 
-def imports(path):
+# What a room may import from outside, lazily or not; None: anything but torch.
+FOREIGN = {"algorithms": {"torch"}, "environments": None}
+
+
+def imports(path, root=ROOT):
     """(imported module, line) of every import of the project, lazy ones included."""
-    package = ["headrace", *path.relative_to(ROOT).with_suffix("").parts][:-1]
+    package = ["headrace", *path.relative_to(root).with_suffix("").parts][:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -44,32 +48,57 @@ def imports(path):
                 yield name.removeprefix("headrace").removeprefix("."), node.lineno
 
 
-def room_of(path):
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return parts[0]
+def foreign_imports(path):
+    """(package, line) of every absolute import from outside the standard library and the project."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [node.module]
+        for name in names:
+            package = name.split(".")[0]
+            if package != "headrace" and package not in sys.stdlib_module_names:
+                yield package, node.lineno
 
 
-def wrong_arrows():
-    for path in sorted(ROOT.rglob("*.py")):
-        room = room_of(path)
+def room_of(path, root=ROOT):
+    return path.relative_to(root).with_suffix("").parts[0]
+
+
+def wrong_arrows(root=ROOT):
+    for path in sorted(root.rglob("*.py")):
+        room = room_of(path, root)
         if room not in ALLOWED:
             continue
-        for module, line in imports(path):
+        for module, line in imports(path, root):
             allowed = any(module == name or module.startswith(name + ".") for name in ALLOWED[room] | {room})
             if module and not allowed:
-                yield f"{path.relative_to(ROOT)}:{line} imports headrace.{module}"
+                yield f"{path.relative_to(root)}:{line} imports headrace.{module}"
+        for package, line in foreign_imports(path) if room in FOREIGN else ():
+            if package == "torch" if FOREIGN[room] is None else package not in FOREIGN[room]:
+                yield f"{path.relative_to(root)}:{line} imports {package}"
 
 
 def test_every_arrow_points_the_right_way():
     assert list(wrong_arrows()) == []
 
 
-def test_the_check_sees_a_wrong_arrow():
-    source = "from headrace.training.loop import Loop"
-    path = ROOT / "algorithms" / "memory.py"
-    node = ast.parse(source).body[0]
-    assert isinstance(node, ast.ImportFrom) and room_of(path) == "algorithms"
-    assert not any(node.module.startswith(f"headrace.{name}") for name in ALLOWED["algorithms"] | {"algorithms"})
+@pytest.mark.parametrize(
+    ("file", "line", "complaint"),
+    [
+        ("algorithms/memory.py", "from headrace.training.loop import Loop", "imports headrace.training.loop"),
+        ("algorithms/memory.py", "from ..training import loop", "imports headrace.training"),
+        ("algorithms/memory.py", "import numpy as np", "imports numpy"),
+        ("rollout/scheduler.py", "def f():\n    import headrace.algorithms", "imports headrace.algorithms"),
+        ("environments/base.py", "def f():\n    import torch.nn", "imports torch"),
+        ("records/metrics.py", "from headrace.rollout.engine import Engine", "imports headrace.rollout.engine"),
+    ],
+)
+def test_the_check_sees_a_wrong_arrow(file, line, complaint, tmp_path):
+    path = tmp_path / file
+    path.parent.mkdir()
+    path.write_text(f"import os\n{line}\n")
+    (found,) = wrong_arrows(tmp_path)
+    assert found.startswith(f"{file}:") and found.endswith(complaint)
 
 
 def test_every_room_has_a_rule():

@@ -93,6 +93,20 @@ def test_a_gate_is_monotone_and_never_steeper_than_the_ratio(kernel: str, domain
         assert bool((value.abs() < x.abs())[x.abs() > 1e-3].all())
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("tau", [0.01, *TEMPERATURES, 100.0])
+def test_in_the_ratio_domain_float32_is_the_rounded_exact_gate(kernel: str, tau: float) -> None:
+    """h(u) - u cancels below r = 1: in float32 arithmetic the gate would neither be exact nor monotone."""
+    x = grid(80, 20001, torch.float32)
+    value, exact = gate(x, tau, kernel, "ratio"), gate(x.double(), tau, kernel, "ratio")
+    torch.testing.assert_close(value.double(), exact, rtol=1e-7, atol=1e-30)
+    torch.testing.assert_close(
+        gate_slope(x, tau, kernel, "ratio").double(), gate_slope(x.double(), tau, kernel, "ratio"), rtol=1e-6, atol=1e-30
+    )
+    if tau in TEMPERATURES:
+        assert bool((value.diff() >= 0).all())
+
+
 @pytest.mark.parametrize("kernel", SOFT)
 def test_a_larger_temperature_damps_sooner(kernel: str) -> None:
     x = grid(3, 100)

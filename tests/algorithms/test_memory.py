@@ -282,6 +282,8 @@ def test_a_constant_discount_ignores_the_drift() -> None:
     memory = ReceiptOrderMemory(rho=0.5, prior=PromptValue(1.0, 1.0))
     memory.record("a", 1.0, version=0, event=0, drift=0.03)
     assert memory.read("a", 0) == PromptValue(1.5, 0.5)
+    memory.record("a", 0.0, version=0, event=1, drift=math.nan)
+    assert memory.read("a", 0) == PromptValue(0.75, 1.25)
 
 
 @pytest.mark.parametrize("drift", [-0.1, math.nan])

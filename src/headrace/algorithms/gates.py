@@ -77,8 +77,9 @@ def gate_slope(ratio_log: Tensor, tau: float | Tensor, kernel: str = "arctan", d
         x = ratio_log.to(torch.promote_types(ratio_log.dtype, torch.float32))
         if domain == "log" or kernel == "identity":
             return _SLOPES[kernel](tau * x)
-        capped = x.clamp(max=_SATURATED)
-        return _SLOPES[kernel](tau * torch.expm1(capped)) * torch.exp(capped - _log_gate(x, tau, kernel, domain))
+        exact = x.clamp(max=_SATURATED).to(torch.float64)
+        slope = _SLOPES[kernel](tau * torch.expm1(exact)) * torch.exp(exact - _log_ratio_gate(exact, tau, kernel))
+        return slope.to(x.dtype)
 
 
 class _Gate(torch.autograd.Function):
@@ -102,7 +103,12 @@ def _log_gate(x: Tensor, tau: float | Tensor, kernel: str, domain: str) -> Tenso
         return x.clone()
     if domain == "log":
         return _VALUES[kernel](tau * x) / tau
-    u = tau * torch.expm1(x.clamp(max=_SATURATED))
+    return _log_ratio_gate(x.clamp(max=_SATURATED).to(torch.float64), tau, kernel).to(x.dtype)
+
+
+def _log_ratio_gate(x: Tensor, tau: float | Tensor, kernel: str) -> Tensor:
+    """``ln(1 + h(tau (r - 1)) / tau)`` for float64 ``x = ln r``: h - u cancels, and float32 would make a gate that is not monotone."""
+    u = tau * torch.expm1(x)
     h = _VALUES[kernel](u)
     # f = 1 + h / tau = r + (h - u) / tau. Below r = 1 the second form has two positive summands, so that f never rounds to 0.
     below = torch.log(torch.exp(x) + (h - u).clamp(min=0) / tau)

@@ -275,8 +275,8 @@ class ReceiptOrderMemory:
     def record(self, task: str, outcome: float, *, version: int, event: int, drift: float | None = None) -> None:
         """Fold in the ``outcome`` of dispatch number ``event``. ``version`` plays no part in receipt order.
 
-        Raises ValueError for an outcome outside [0, 1], for a negative or NaN drift, and for an event number among the task's
-        outcomes that may still weigh 1e-12 or more.
+        Raises ValueError for an outcome outside [0, 1], for a drift that counts and is negative or NaN, and for an event number
+        among the task's outcomes that may still weigh 1e-12 or more.
         """
         outcome = _checked_outcome(task, outcome)
         version, event = _checked_number("version", version), _checked_number("event", event)
@@ -292,11 +292,11 @@ class ReceiptOrderMemory:
             del running.events[0]
 
     def discount(self, drift: float | None) -> float:
-        """``clip(2^(-drift / half_life), rho_min, rho_max)``, or the constant rho. None counts as no drift."""
-        if drift is not None and not drift >= 0:
-            raise ValueError(f"drift must be a number >= 0, got {drift}")
+        """``clip(2^(-drift / half_life), rho_min, rho_max)``, None counting as no drift; or the constant rho, whatever the drift."""
         if self.rho is not None:
             return self.rho
+        if drift is not None and not drift >= 0:
+            raise ValueError(f"drift must be a number >= 0, got {drift}")
         kept: float = 2.0 ** (-(drift or 0.0) / self.half_life)
         return min(max(kept, self.rho_min), self.rho_max)
 

@@ -51,10 +51,13 @@ class ToolSpec:
 
 @runtime_checkable
 class Environment(Protocol):
-    """One episode at a time: ``reset``, then ``step`` until ``done``. An instance may be reset again for another task."""
+    """One episode at a time: ``reset``, then ``step`` until ``done``. An instance may be reset again for another task.
 
-    system: str | None
-    tools: Sequence[ToolSpec]
+    ``system`` and ``tools`` go through the chat template; a world that derives from this class has neither unless it says so.
+    """
+
+    system: str | None = None
+    tools: Sequence[ToolSpec] = ()
 
     async def reset(self, task: Task) -> str: ...
 

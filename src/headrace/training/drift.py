@@ -1,6 +1,6 @@
 """SPO's drift: how far an update moved the policy on what a task's last response said.
 
-D of task x at an update (algorithms page 2.1): the mean over action tokens of |change in log-probability| of the task's
+D of task x at an update (2509.13232): the mean over action tokens of |change in log-probability| of the task's
 previously consumed response j, under the weights after this update against under the weights after the update that
 consumed j. The memory keeps each task's last consumed response with its log-probabilities.
 """
