@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -256,6 +257,10 @@ def test_a_reply_out_of_budget_ends_the_episode_is_trained_and_not_executed():
 # --- errors --------------------------------------------------------------------------------------------------------------
 
 
+class Panic(BaseException):
+    """What native code raises through its Python bindings."""
+
+
 def broken_inside() -> Any:
     async def fail() -> Any:
         raise LookupError("no such drawer")
@@ -284,11 +289,30 @@ def test_a_world_s_exception_is_a_failure_with_its_cause_and_traceback(world, tu
         ("ok", "returned 'ok', not a Step"),
         (Step(None, False, False, None), "not a Step with text"),  # type: ignore[arg-type]
         (goes_on(outcome=1.5), "an outcome of 1.5, outside [0, 1]"),
+        (goes_on(outcome="1"), "the outcome '1', which is not a number"),
+        (goes_on(outcome=[1.0]), "the outcome [1.0], which is not a number"),
+        (Step("ok", True, None, "over"), "success None, which is not a truth value"),  # type: ignore[arg-type]
+        (Step("ok", True, True, 7), "the reason 7, which is not text"),  # type: ignore[arg-type]
+        (Panic("in native code"), "Panic: in native code"),
     ],
 )
 def test_whatever_a_world_does_wrong_ends_its_own_episode_only(answer, problem):
     result = play(World(answer), Speaker("go"))
     assert isinstance(result, Failure) and result.reason == "environment_error" and problem in result.detail
+
+
+def test_a_world_may_grade_with_another_library_s_numbers():
+    step = Step("ok", np.bool_(True), np.bool_(True), "success", outcome=np.float32(0.5), unmatched=np.bool_(True))  # type: ignore[arg-type]
+    result = play(World(step), Speaker("go"))
+    assert isinstance(result, Trajectory)
+    graded = (result.outcome, result.success, result.unmatched_actions)
+    assert graded == (0.5, True, 1) and [type(value) for value in graded] == [float, bool, int]
+
+
+def test_text_that_is_not_quite_unicode_is_shown_with_a_replacement_character():
+    result = play(World(goes_on("a\ud800b"), Step("ok", True, True, "\udc80"), opening="\ud83d\ude00 \udfff"), Speaker("go", "on"))
+    assert isinstance(result, Trajectory)
+    assert [turn.observation for turn in result.turns] == ["\U0001f600 \ufffd", "a\ufffdb"] and result.reason == "\ufffd"
 
 
 def test_an_opening_that_is_no_text_is_the_world_s_error():

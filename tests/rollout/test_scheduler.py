@@ -275,6 +275,54 @@ def test_attempts_without_score_or_tokens_never_become_an_outcome(result, reason
     assert 2 not in [receipt.dispatch for receipt in bench.of(Receipt)]
 
 
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [({"outcome": math.nan}, r"\(unscored\)"), ({"tokens": 0}, r"\(no_action_tokens\).*before the policy sampled a token")],
+)
+def test_a_world_in_which_no_attempt_counts_ends_the_run(result, words):
+    bench = Bench(end=lambda d: finished(d, **result), max_consecutive_failures=10)
+
+    async def main():
+        with pytest.raises(RolloutStopped, match="10 attempts failed one after another" + ".*" + words):
+            await bench.scheduler.next_batch()
+        await bench.scheduler.close()
+
+    run(main())
+
+
+def test_an_attempt_that_ends_in_more_than_an_exception_ends_the_run():
+    class Panic(BaseException):
+        pass
+
+    async def attempt(dispatch, task):
+        raise Panic("in native code")
+
+    bench = Bench()
+    bench.scheduler._attempt = attempt
+
+    async def main():
+        with pytest.raises(Panic, match="in native code"):
+            await asyncio.wait_for(bench.scheduler.next_batch(), 5)
+
+    run(main())
+
+
+def test_between_two_publications_no_more_leave_than_can_be_used():
+    """Two batches a version and staleness 0: one batch is taken, so only one more of this version can be used."""
+    settings = SchedulerSettings(batch_size=4, concurrency=16, max_staleness=0, batches_per_version=2)
+    bench = Bench()
+    arguments = {"attempt": bench.attempt, "choose_tasks": bench.choose, "freeze_value": lambda task, version: None}
+    scheduler = Scheduler(settings, TASKS, **arguments, log=lambda event, _: bench.events.append(event), batches_taken=1)
+    bench.scheduler = scheduler
+
+    async def main():
+        await scheduler.next_batch()
+        assert len(bench.of(Dispatch)) == 4
+        await scheduler.close()
+
+    run(main())
+
+
 def test_siblings_leave_together_and_the_slowest_is_waited_for():
     bench = Bench(seconds=lambda d: 9.0 if d.number == 2 else 1.0, batch_size=8, concurrency=8, group_size=4)
 

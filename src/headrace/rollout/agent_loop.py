@@ -110,7 +110,7 @@ class _Episode:
         observation = await self._world("reset", lambda: self._environment.reset(self._task))
         if not isinstance(observation, str):
             raise self._bad_answer("reset", f"returned {type(observation).__name__}, not text")
-        conversation = self._codec.open(self._environment.system, self._environment.tools, observation)
+        conversation = self._codec.open(self._environment.system, self._environment.tools, _well_formed(observation))
         step: Step | None = None
         while len(conversation) + self._settings.reply_tokens <= self._settings.context_limit:
             completion = await self._generate(conversation.context())
@@ -132,6 +132,7 @@ class _Episode:
         )
         _endings.add(endings)
         endings.add_done_callback(_endings.discard)
+        endings.add_done_callback(_unheard)
         await asyncio.shield(endings)
 
     async def _finish(self, what: str, call: Callable[[], Awaitable[None]], seconds: float) -> None:
@@ -169,8 +170,10 @@ class _Episode:
         step = await self._world("step", lambda: self._environment.step(action))
         if not isinstance(step, Step) or not isinstance(step.observation, str):
             raise self._bad_answer("step", f"returned {step!r:.200}, not a Step with text")
-        if step.outcome is not None and not (math.isnan(step.outcome) or 0 <= step.outcome <= 1):
-            raise self._bad_answer("step", f"returned an outcome of {step.outcome}, outside [0, 1]")
+        try:
+            step = _plain(step)
+        except (TypeError, ValueError) as error:
+            raise self._bad_answer("step", f"returned {error}") from error
         self._unmatched += step.unmatched
         return step
 
@@ -221,6 +224,40 @@ class _Episode:
         return f"task {self._task.id}, dispatch {self._dispatch.number}, turn {self._turn}"
 
 
+def _plain(step: Step) -> Step:
+    """``step`` in plain Python values: a world may grade with another library's numbers and quote text that is not quite Unicode."""
+    if step.reason is not None and not isinstance(step.reason, str):
+        raise TypeError(f"the reason {step.reason!r:.100}, which is not text")
+    success: Any = step.success
+    if success is None or isinstance(success, str):
+        raise TypeError(f"success {success!r:.100}, which is not a truth value")
+    outcome = None if step.outcome is None else _number(step.outcome)
+    if outcome is not None and not (math.isnan(outcome) or 0 <= outcome <= 1):
+        raise ValueError(f"an outcome of {outcome}, outside [0, 1]")
+    return Step(
+        observation=_well_formed(step.observation),
+        done=bool(step.done),
+        success=bool(success),
+        reason=None if step.reason is None else _well_formed(step.reason),
+        outcome=outcome,
+        unmatched=bool(step.unmatched),
+    )
+
+
+def _number(outcome: Any) -> float:
+    if isinstance(outcome, str | bytes):
+        raise TypeError(f"the outcome {outcome!r:.100}, which is not a number")
+    try:
+        return float(outcome)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"the outcome {outcome!r:.100}, which is not a number") from error
+
+
+def _well_formed(text: str) -> str:
+    """``text`` with U+FFFD for surrogates without a partner (bytes that a tool decoded badly): no tokenizer can encode those."""
+    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 def _outcome(step: Step | None) -> float:
     """What the world's last word is worth. Before its end, a grade not given yet (None or NaN) is nothing earned."""
     if step is None:
@@ -231,11 +268,16 @@ def _outcome(step: Step | None) -> float:
 
 
 async def _called(call: Callable[[], Awaitable[T]]) -> T:
-    """``call`` as a coroutine in which every fault is an ordinary exception: a world that calls ``sys.exit`` must not end the run."""
+    """``call`` as a coroutine in which every fault is an ordinary exception: a world that calls ``sys.exit``, or whose native code
+    panics, must not end the run."""
     try:
         return await call()
+    except (Exception, asyncio.CancelledError, KeyboardInterrupt):
+        raise
     except SystemExit as error:
         raise RuntimeError(f"sys.exit({error.code!r}) was called") from error
+    except BaseException as error:
+        raise RuntimeError(_one_line(error)) from error
 
 
 async def _within(seconds: float, work: asyncio.Future[T]) -> T:
@@ -255,7 +297,13 @@ async def _within(seconds: float, work: asyncio.Future[T]) -> T:
 
 def _abandon(work: asyncio.Future[Any]) -> None:
     work.cancel()
-    work.add_done_callback(lambda done: done.cancelled() or done.exception())  # whatever comes of it is no news any more
+    work.add_done_callback(_unheard)
+
+
+def _unheard(done: asyncio.Future[Any]) -> None:
+    """Whatever came of it is no news any more."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _one_line(error: BaseException) -> str:

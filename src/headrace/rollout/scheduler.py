@@ -86,7 +86,9 @@ class Scheduler:
         log: Log,
         version: int = 0,
         next_dispatch: int = 0,
+        batches_taken: int = 0,
     ) -> None:
+        """``batches_taken``: since the last publication, where a run goes on between two of them."""
         self.settings = settings
         self.version = version
         self.drops: Counter[str] = Counter()
@@ -104,7 +106,7 @@ class Scheduler:
         self._failure: BaseException | None = None
         self._consecutive_failures = 0
         self._dispatching = False
-        self._batches_taken = 0
+        self._batches_taken = batches_taken
         self._aborting: set[int] = set()
 
     # --- what the loop calls ---
@@ -232,7 +234,7 @@ class Scheduler:
                 self._changed.set()
                 raise
             result = Failure(dispatch, "aborted", f"version {self.version} was published")
-        except Exception as error:
+        except BaseException as error:  # whatever it is, an attempt that has ended must not count as one under way
             self._running.pop(dispatch.number, None)
             self._fail(error)
             return
@@ -246,10 +248,11 @@ class Scheduler:
         group = self._groups[key]
         group.ended += 1
         try:
-            if isinstance(result, Failure):
-                self._drop(dispatch, result.reason, result.detail)
-                self._count_failure(result)
-            elif self._usable(result):
+            failure = result if isinstance(result, Failure) else _without_outcome(result)
+            if failure is not None:
+                self._drop(dispatch, failure.reason, failure.detail)
+                self._count_failure(failure)
+            elif isinstance(result, Trajectory):
                 self._consecutive_failures = 0
                 self._log(receipt_of(result), result)
                 group.members.append(result)
@@ -262,16 +265,6 @@ class Scheduler:
         except Exception as error:
             self._fail(error)
         self._changed.set()
-
-    def _usable(self, trajectory: Trajectory) -> bool:
-        """Attempts without a score or without a sampled token never become an outcome."""
-        if not trajectory.scored:
-            self._drop(trajectory.dispatch, "unscored", trajectory.reason)
-            return False
-        if trajectory.action_tokens == 0:
-            self._drop(trajectory.dispatch, "no_action_tokens", trajectory.reason)
-            return False
-        return True
 
     def _drop_stale(self) -> None:
         """Groups are kept or dropped whole; siblings share a version."""
@@ -306,6 +299,18 @@ class Scheduler:
         if self._failure is None:
             self._failure = error
         self._changed.set()
+
+
+def _without_outcome(trajectory: Trajectory) -> Failure | None:
+    """Attempts without a score or without a sampled token never become an outcome; where all are like that, nothing can be learned."""
+    if not trajectory.scored:
+        return Failure(trajectory.dispatch, "unscored", f"the world gave no score ({trajectory.reason})")
+    if trajectory.action_tokens == 0:
+        detail = f"it ended ({trajectory.reason}) before the policy sampled a token"
+        if trajectory.reason == "context":
+            detail += "; the first prompt and a whole reply do not fit the context limit (rollout.context_limit, rollout.reply_tokens)"
+        return Failure(trajectory.dispatch, "no_action_tokens", detail)
+    return None
 
 
 def receipt_of(trajectory: Trajectory) -> Receipt:
