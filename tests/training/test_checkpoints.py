@@ -46,6 +46,38 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(tmp_path):
     assert len(passed_over) == 1 and "update-000002" in passed_over[0] and "learner.pt" in passed_over[0]
 
 
+def test_a_damaged_checkpoint_does_not_stand_in_the_place_of_a_good_one(tmp_path):
+    """Restored from 5 because 10 is damaged; the next save, 6, must outlive the pruning that keeps one."""
+    save(tmp_path, make(5), keep=1)
+    damaged = save(tmp_path, make(10), keep=2)
+    (damaged / "learner.pt").write_bytes(b"")
+    assert load_newest(tmp_path)[0].updates == 5
+    save(tmp_path, make(6), keep=1)
+    assert load_newest(tmp_path)[0].updates == 6
+    assert [path.name for path in tmp_path.iterdir()] == ["update-000006"]
+
+
+def test_a_checkpoint_that_knows_more_than_the_log_is_passed_over(tmp_path):
+    save(tmp_path, make(1), keep=2)
+    save(tmp_path, make(2), keep=2)
+    loaded, passed_over = load_newest(tmp_path, log_length=15)
+    assert loaded.updates == 1 and "after 20 events, but the log holds 15" in passed_over[0]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"format": 1}', '{"format": 1, "files": 3}'])
+def test_a_damaged_manifest_is_passed_over(text, tmp_path):
+    save(tmp_path, make(1), keep=2)
+    (save(tmp_path, make(2), keep=2) / "checkpoint.json").write_text(text)
+    assert load_newest(tmp_path)[0].updates == 1
+
+
+def test_what_killed_processes_left_half_written_is_cleared_away(tmp_path):
+    (tmp_path / ".update-000007.writing").mkdir()
+    (tmp_path / ".update-000004.old").mkdir()
+    save(tmp_path, make(8), keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["update-000008"]
+
+
 def test_a_half_written_checkpoint_is_never_seen(tmp_path):
     save(tmp_path, make(1), keep=1)
     (tmp_path / ".update-000002.writing").mkdir()

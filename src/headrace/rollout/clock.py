@@ -10,12 +10,16 @@ order of events every time.
 from __future__ import annotations
 
 import asyncio
+import logging
 import selectors
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
+GRACE = 5.0
+"""Seconds that cancelled tasks have at the end of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +87,42 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T], *, simulated: bool = False) -> T:
-    """Run ``main`` to its end in real or simulated time."""
-    with asyncio.Runner(loop_factory=SimulatedLoop if simulated else None) as runner:
+    """Run ``main`` to its end in real or simulated time, on an event loop of its own.
+
+    What is left in the end is cancelled and waited for no longer than ``GRACE`` seconds: a world that swallows its
+    cancellation, or blocks a thread, must not keep a finished run from ending.
+    """
+    if inside_a_loop():
+        main.close()
+        raise RuntimeError("an event loop is already running on this thread")
+    runner = asyncio.Runner(loop_factory=SimulatedLoop if simulated else asyncio.new_event_loop)
+    try:
         return runner.run(main)
+    finally:
+        _close(runner.get_loop())
+
+
+def inside_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _close(loop: asyncio.AbstractEventLoop) -> None:
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    try:
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=GRACE))
+        for task in left:
+            if not task.done():
+                _log.warning("%s did not end when it was cancelled and is left behind", task.get_name())
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
 
 
 def is_simulated() -> bool:

@@ -100,13 +100,15 @@ def build_engine(
     greedy: bool = False,
     concurrency: int | None = None,
     placement: str | None = None,
+    snapshots: int = 1,
 ) -> Engine:
-    """An engine that holds ``policy``'s weights as ``version``; it keeps a module of its own."""
+    """An engine that holds ``policy``'s weights as ``version``; it keeps a module of its own. ``snapshots``: how many it must be
+    able to hold before any attempt has pinned one (a resumed run brings some)."""
     options: dict[str, Any] = {
         "stop_token_ids": codec.stop_token_ids,
         "slots": concurrency or most_at_once(config),
         "context_limit": config.rollout.context_limit,
-        "keep": config.rollout.max_staleness + 1,
+        "keep": max(config.rollout.max_staleness + 1, snapshots),
         "tick_tokens": config.engine.tick_tokens,
         "cache_on_publish": config.engine.cache_on_publish,
         "exact": config.engine.exact,
@@ -133,9 +135,12 @@ def build_bench(
     concurrency: int | None = None,
     world: World | None = None,
     placement: str | None = None,
+    snapshots: int = 1,
 ) -> Bench:
     codec = build_codec(config, policy)
-    engine = build_engine(config, policy, codec, version=version, greedy=greedy, concurrency=concurrency, placement=placement)
+    engine = build_engine(
+        config, policy, codec, version=version, greedy=greedy, concurrency=concurrency, placement=placement, snapshots=snapshots
+    )
     return Bench(world or build_world(config), codec, engine, episode_settings(config))
 
 

@@ -72,28 +72,39 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise RunFailed(f"checkpoint {target} could not be written ({error}); the previous one is untouched") from error
-    _prune(folder, keep)
+    _prune(folder, keep, newest=checkpoint.updates)
     return target
 
 
-def load_newest(folder: Path) -> tuple[Checkpoint, list[str]]:
+def load_newest(folder: Path, log_length: int | None = None) -> tuple[Checkpoint, list[str]]:
     """The newest checkpoint whose files are whole, and a sentence for each newer one that was passed over.
 
-    Raises ``RunFailed`` when none is left.
+    One that knows more than the ``log_length`` events of the log is passed over too: a power failure can take the log's last
+    moments. Raises ``RunFailed`` when none is left.
     """
     passed_over: list[str] = []
     for path in reversed(_all(folder)):
         try:
-            return _read(path), passed_over
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            checkpoint = _read(path)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             passed_over.append(f"checkpoint {path.name} is damaged and was passed over: {error}")
+            continue
+        if log_length is None or checkpoint.log_position <= log_length:
+            return checkpoint, passed_over
+        passed_over.append(
+            f"checkpoint {path.name} was passed over: it was made after {checkpoint.log_position} events, but the log holds {log_length}"
+        )
     detail = "; ".join(passed_over) or "there is none"
     raise RunFailed(f"no usable checkpoint in {folder} ({detail}); start the run again in another folder")
 
 
 def _all(folder: Path) -> list[Path]:
     found = [path for path in folder.glob("update-*") if _NAME.fullmatch(path.name)] if folder.is_dir() else []
-    return sorted(found, key=lambda path: int(path.name.removeprefix("update-")))
+    return sorted(found, key=_updates)
+
+
+def _updates(path: Path) -> int:
+    return int(path.name.removeprefix("update-"))
 
 
 def _write_states(aside: Path, checkpoint: Checkpoint) -> None:
@@ -156,8 +167,15 @@ def _replace(aside: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _prune(folder: Path, keep: int) -> None:
-    for path in _all(folder)[:-keep]:
+def _prune(folder: Path, keep: int, newest: int) -> None:
+    """Keep the ``keep`` up to ``newest``, the one just written. Those beyond it were passed over or taken back by a restore:
+    they must not stand in the place of a good one."""
+    for path in [path for path in _all(folder) if _updates(path) <= newest][:-keep]:
+        shutil.rmtree(path, ignore_errors=True)
+    for path in _all(folder):
+        if _updates(path) > newest:
+            shutil.rmtree(path, ignore_errors=True)
+    for path in folder.glob(".update-*"):  # what a killed process left half-written
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -60,7 +60,16 @@ def summarize(split: str, update: int, results: Sequence[Trajectory | Failure]) 
 def append(path: Path, evaluation: Evaluation) -> None:
     """One JSON line; an evaluation of the same split and update replaces the older one (a resumed run measures again)."""
     rows = [row for row in read(path) if (row["split"], row["update"]) != (evaluation.split, evaluation.update)]
-    rows.append(asdict(evaluation))
+    _write(path, [*rows, asdict(evaluation)])
+
+
+def keep(path: Path, updates: int) -> None:
+    """Only the evaluations after at most ``updates`` updates: what a resumed run takes back leaves none."""
+    if path.exists():
+        _write(path, [row for row in read(path) if int(str(row["update"])) <= updates])
+
+
+def _write(path: Path, rows: Sequence[dict[str, object]]) -> None:
     aside = path.with_name(f".{path.name}.writing")
     aside.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     aside.replace(path)

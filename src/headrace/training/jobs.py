@@ -38,6 +38,7 @@ def warm_start(config: Config, observer: Observer | None = None) -> Path:
 
 def measure_values(config: Config, observer: Observer | None = None) -> list[offline_values.TaskValue]:
     """The offline values of ``config``, measured now or found in the cache."""
+    needs_own_loop("measure_values")
     observer = observer or Silent()
     set_threads(config)
     policy = assemble.load_policy(config, initial_policy(config, observer))
@@ -62,6 +63,7 @@ def evaluate(
     seed: int | None = None,
 ) -> Evaluation:
     """Success of a run's policy, or of a Hugging Face folder or name, on a split of the configuration's world."""
+    needs_own_loop("evaluate")
     observer = observer or Silent()
     source, config, update = _evaluated(target, config)
     set_threads(config)
@@ -108,7 +110,7 @@ async def open_bench(config: Config, policy: Policy, checkpoint: Checkpoint | No
     first = min(snapshots, default=0)
     if snapshots:
         plain.model.load_state_dict(dict(snapshots.pop(first)), strict=False)
-    bench = assemble.build_bench(config, plain, version=first, greedy=greedy)
+    bench = assemble.build_bench(config, plain, version=first, greedy=greedy, snapshots=len(snapshots) + 1)
     try:
         for version, weights in snapshots.items():
             await bench.engine.publish(version, weights)
@@ -169,6 +171,14 @@ async def measured_attempts(
         assert isinstance(last, Failure)
         raise RunFailed(f"{name}: every attempt failed; the last ({last.reason}): {last.detail}")
     return results
+
+
+def needs_own_loop(what: str) -> None:
+    """``UserError`` inside a coroutine or a notebook's cell: these jobs run on an event loop of their own."""
+    if clock.inside_a_loop():
+        raise UserError(
+            f"{what}: an event loop is already running here; call it on a thread of its own: await asyncio.to_thread({what}, ...)"
+        )
 
 
 def set_threads(config: Config) -> None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
@@ -47,6 +48,7 @@ from headrace.training.learner import Learner, UpdateResult
 from headrace.training.meters import Meters
 from headrace.training.observer import Observer
 
+T = TypeVar("T")
 Weights = Mapping[str, torch.Tensor]
 
 
@@ -88,6 +90,7 @@ class Loop:
             log=self._log,
             version=parts.state.version,
             next_dispatch=parts.state.next_dispatch,
+            batches_taken=parts.state.next_batch % parts.config.run.publish_every,
         )
 
     async def run(self, *, on_update: Callable[[int, int], Awaitable[object]] | None = None) -> bool:
@@ -121,7 +124,7 @@ class Loop:
         self._consume(number, batch, credits, drifts)
         if parts.state.next_batch % parts.config.run.publish_every == 0:
             await self._publish(number)
-        parts.meters.updated(number, batch, credits, result, self.scheduler, parts.state.version, newest)
+        parts.meters.updated(number, batch, credits, result, parts.state.drops_by_reason, parts.state.version, newest)
         if parts.state.next_batch % parts.config.run.checkpoint_every == 0:
             await self.checkpoint()
 
@@ -137,7 +140,7 @@ class Loop:
 
         with parts.meters.time("training"):
             if not clock.is_simulated():
-                return await asyncio.to_thread(work)
+                return await _in_thread(work)
             done = work()
             await clock.charge(parts.costs.update + parts.costs.train_token * sum(t.context_tokens for t in batch))
             return done
@@ -220,14 +223,20 @@ class Loop:
     def _keep_snapshot(self, version: int, weights: Weights) -> None:
         parts = self.parts
         parts.snapshots[version] = {name: tensor.detach().clone() for name, tensor in weights.items()}
-        oldest = version - parts.config.rollout.max_staleness
-        for old in [old for old in parts.snapshots if old < oldest]:
+        for old in parts.snapshots.keys() - self._pinned():
             del parts.snapshots[old]
+
+    def _pinned(self) -> set[int]:
+        """The newest version, and those of attempts under way, however slow: they may have to leave again from a checkpoint."""
+        state = self.parts.state
+        if self.parts.config.rollout.publication == "continue":
+            return {state.version}
+        return {dispatch.version for dispatch in state.in_flight.values()} | {state.version}
 
     async def checkpoint(self) -> None:
         parts = self.parts
         with parts.meters.time("checkpoint"):
-            pinned = {dispatch.version for dispatch in parts.state.in_flight.values()} | {parts.state.version}
+            pinned = self._pinned()
             point = Checkpoint(
                 updates=parts.state.next_batch,
                 version=parts.state.version,
@@ -240,7 +249,17 @@ class Loop:
             if clock.is_simulated():
                 checkpoints.save(folder, point, keep=keep)
             else:
-                await asyncio.to_thread(checkpoints.save, folder, point, keep=keep)
+                await _in_thread(lambda: checkpoints.save(folder, point, keep=keep))
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """``work()`` on a thread. Cancelled, it is still waited for: whoever goes on with the run must find nobody at work in it."""
+    future = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait((future,))
+        raise
 
 
 class _ValuesByTask:

@@ -13,7 +13,6 @@ from headrace.curves import trapezoid_area
 from headrace.records.metrics import MetricsFile, UpdateMetrics, objective_fields
 from headrace.records.trackers import Tracker
 from headrace.rollout import clock
-from headrace.rollout.scheduler import Scheduler
 from headrace.rollout.trajectory import Trajectory
 from headrace.training.credit import Credit
 from headrace.training.learner import UpdateResult
@@ -22,7 +21,7 @@ from headrace.training.learner import UpdateResult
 class Meters:
     """Counts time by what it went to, and writes a line per update.
 
-    ``elapsed`` gives the run's clock. ``rewards`` are those of the updates before (a resumed run has some).
+    ``elapsed`` gives the run's clock. ``rows`` are those of the updates before (a resumed run has some).
     """
 
     def __init__(
@@ -30,17 +29,19 @@ class Meters:
         file: MetricsFile,
         elapsed: Callable[[], float],
         *,
-        rewards: Sequence[float] = (),
+        rows: Sequence[UpdateMetrics] = (),
         tracker: Tracker | None = None,
         on_update: Callable[[UpdateMetrics], None] | None = None,
     ) -> None:
         self._file = file
         self._elapsed = elapsed
-        self._rewards = list(rewards)
+        self._rewards = [row.reward for row in rows]
         self._tracker = tracker
         self._on_update = on_update
         self._spent: defaultdict[str, float] = defaultdict(float)
         self._drops: Counter[str] = Counter()
+        for row in rows:
+            self._drops.update(row.drops)
         self._began = elapsed()
 
     @contextmanager
@@ -58,15 +59,16 @@ class Meters:
         batch: Sequence[Trajectory],
         credit: Credit,
         result: UpdateResult,
-        scheduler: Scheduler,
+        drops: Counter[str],
         version: int,
         dispatched_under: int,
     ) -> UpdateMetrics:
-        """The record of update ``number``. ``dispatched_under`` is the version that was newest when the batch was taken."""
+        """The record of update ``number``. ``drops``: of the whole run, by reason. ``dispatched_under``: the version that was
+        newest when the batch was taken."""
         self._rewards.append(fmean(trajectory.outcome for trajectory in batch))
         end = self._elapsed()
-        new_drops = scheduler.drops - self._drops
-        self._drops = Counter(scheduler.drops)
+        new_drops = drops - self._drops
+        self._drops = Counter(drops)
         metrics = UpdateMetrics(
             update=number,
             version=version,

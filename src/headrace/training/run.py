@@ -34,7 +34,7 @@ from headrace.training.drift import DriftMemory
 from headrace.training.evaluation import Evaluation
 from headrace.training.folds import RunState, fold
 from headrace.training.initial_policy import initial_policy
-from headrace.training.jobs import CONFIG_FILE, measured_attempts, open_bench, prompt_values, run_config, set_threads
+from headrace.training.jobs import CONFIG_FILE, measured_attempts, needs_own_loop, open_bench, prompt_values, run_config, set_threads
 from headrace.training.learner import Learner
 from headrace.training.loop import Loop, Parts
 from headrace.training.meters import Meters
@@ -72,25 +72,46 @@ def train(
     the same but for the number of updates. Raises ``UserError`` for what the caller can mend, ``RunFailed`` where the run
     could not go on; what it left can be resumed.
     """
+    needs_own_loop("headrace.train")
     config = config if isinstance(config, Config) else load(config)
     observer = observer or Silent()
     folder = _run_folder(config, Path(out) if out is not None else None, resume)
     set_threads(config)
-    source = folder / "policy" if _has_checkpoint(folder) else initial_policy(config, observer)
+    source, initial = _sources(config, folder, resume, observer)
     try:
-        return clock.run(_Run(config, folder, resume, source, observer).run(), simulated=config.run.clock == "simulated")
+        return clock.run(_Run(config, folder, resume, source, initial, observer).run(), simulated=config.run.clock == "simulated")
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     except RolloutStopped as error:
         raise RunFailed(f"{folder}: {error}") from error
+    except OSError as error:
+        raise RunFailed(f"{folder}: {error}; the run can be resumed once that is mended") from error
+
+
+def _sources(config: Config, folder: Path, resume: bool, observer: Observer) -> tuple[str | Path, str | Path | None]:
+    """What to load the policy from, and the initial policy where the run needs it.
+
+    A resumed run finds its architecture in its own folder; its weights come from the checkpoint. Not so with LoRA: the folder
+    holds the adapters merged, and they would be added a second time. A KL penalty refers to the initial policy.
+    """
+    own = folder / "policy"
+    going_on = resume and _has_checkpoint(folder)
+    from_own = going_on and config.policy.lora is None and (own / "config.json").is_file()
+    if going_on and config.policy.lora is None and not from_own:
+        observer.note(f"{own} is missing: taking the architecture of the initial policy, and the weights of the checkpoint")
+    initial = None if from_own and not config.learner.kl_coefficient else initial_policy(config, observer)
+    return (own if initial is None or from_own else initial), initial
 
 
 class _Run:
-    def __init__(self, config: Config, folder: Path, resume: bool, source: str | Path, observer: Observer) -> None:
+    def __init__(
+        self, config: Config, folder: Path, resume: bool, source: str | Path, initial: str | Path | None, observer: Observer
+    ) -> None:
         self.config = config
         self.folder = folder
         self.resume = resume
         self.source = source
+        self.initial = initial
         self.observer = observer
         self.recipe: Recipe = resolve_recipe(config)
         self.evaluations: list[Evaluation] = []
@@ -99,13 +120,15 @@ class _Run:
     async def run(self) -> RunResult:
         began = time.monotonic()
         with _Interrupts(self.observer) as interrupts, self._store() as store:
-            checkpoint = self._checkpoint() if self.resume else None
+            checkpoint = self._checkpoint(store) if self.resume else None
             policy, policy_hash = self._policy(checkpoint)
             world = assemble.build_world(self.config)
             tasks = {task.id: task for task in assemble.split_tasks(self.config, world, self.config.environment.split)}
             async with open_bench(self.config, policy, checkpoint) as bench:
                 if checkpoint is None:
                     await self._begin(store, bench, list(tasks.values()), policy_hash)
+                else:
+                    await self._make_up_for_evaluation(bench, checkpoint)
                 clock.restart()
                 self._began = clock.now()
                 loop = self._loop(store, checkpoint, bench, policy, tasks)
@@ -118,6 +141,9 @@ class _Run:
                 policy.save(self.folder / "policy")
                 updates, version = loop.parts.state.next_batch, loop.parts.state.version
                 if done:
+                    if updates % self.config.run.publish_every:  # what is left behind is what is evaluated
+                        version += 1
+                        await bench.engine.publish(version, policy.weights())
                     await self._evaluate(bench, updates, version)
         return RunResult(self.folder, updates, not done, time.monotonic() - began, tuple(self.evaluations))
 
@@ -130,16 +156,16 @@ class _Run:
         self.elapsed: Callable[[], float] = lambda: offset + (0.0 if self._began is None else clock.now() - self._began)
         store = (RunStore.resume if self.resume else RunStore.create)(self.folder, clock=self.elapsed)
         try:
-            (self.folder / CONFIG_FILE).write_text(to_toml(self.config), encoding="utf-8")
+            _write_aside(self.folder / CONFIG_FILE, to_toml(self.config))
             yield store
         finally:
             store.close()
 
-    def _checkpoint(self) -> Checkpoint | None:
+    def _checkpoint(self, store: RunStore) -> Checkpoint | None:
         """The newest good checkpoint; None where the run was stopped before its first, so that it starts over."""
         if not _has_checkpoint(self.folder):
             return None
-        checkpoint, passed_over = checkpoints.load_newest(self.folder / "checkpoints")
+        checkpoint, passed_over = checkpoints.load_newest(self.folder / "checkpoints", log_length=len(store))
         for sentence in passed_over:
             self.observer.note(sentence)
         return checkpoint
@@ -156,6 +182,7 @@ class _Run:
         if len(store) > 0:
             store.append(Restored("", 0))
         MetricsFile(self.folder).rewrite(0)
+        evaluation.keep(self.folder / EVALUATIONS_FILE, -1)
         if self.recipe.memory is not None and self.config.values.rollouts > 0:
             values = await prompt_values(self.config, bench, tasks, policy_hash, self.observer)
             store.append_all(offline_values.priors(values, self.config.values.mass))
@@ -171,6 +198,7 @@ class _Run:
             if drift is not None and checkpoint.drift is not None:
                 drift.load_state_dict(checkpoint.drift)
             MetricsFile(self.folder).rewrite(checkpoint.updates)
+            evaluation.keep(self.folder / EVALUATIONS_FILE, checkpoint.updates)
         state = fold(store.events(), self.recipe.new_memory())
         parts = Parts(
             config=config,
@@ -192,14 +220,15 @@ class _Run:
     def _reference(self) -> Policy | None:
         if not self.config.learner.kl_coefficient:
             return None
-        return assemble.load_policy(self.config, initial_policy(self.config, self.observer), lora=False)
+        assert self.initial is not None
+        return assemble.load_policy(self.config, self.initial, lora=False)
 
     def _meters(self, state: RunState) -> Meters:
         tracked = TrackedRun(self.folder, self.config.trackers.project, self.config.model_dump(mode="json"), state.next_batch)
         return Meters(
             MetricsFile(self.folder),
             self.elapsed,
-            rewards=[row.reward for row in read_metrics(self.folder)],
+            rows=read_metrics(self.folder),
             tracker=Trackers(self.config.trackers.names, tracked, warn=self.observer.note),
             on_update=self.observer.update,
         )
@@ -222,13 +251,22 @@ class _Run:
 
     def _evaluate_between(self, bench: Bench, policy: Policy) -> Callable[[int, int], Awaitable[object]]:
         async def evaluate(update: int, version: int) -> None:
-            every, last = self.config.evaluation.every, self.config.run.updates
-            if every and update % every == 0 and update < last:
+            if self._due(update):
                 await self._evaluate(bench, update, version)
-                self.observer.phase(f"training with {self.recipe.name}", last)
+                self.observer.phase(f"training with {self.recipe.name}", self.config.run.updates)
                 self.observer.progress(update)
 
         return evaluate
+
+    def _due(self, update: int) -> bool:
+        every = self.config.evaluation.every
+        return bool(every) and update > 0 and update % every == 0 and update < self.config.run.updates
+
+    async def _make_up_for_evaluation(self, bench: Bench, checkpoint: Checkpoint) -> None:
+        """The evaluation that was due at the checkpoint, where the run was stopped before its end."""
+        measured = {row["split"] for row in evaluation.read(self.folder / EVALUATIONS_FILE) if row["update"] == checkpoint.updates}
+        if self._due(checkpoint.updates) and not measured.issuperset(self.config.evaluation.splits):
+            await self._evaluate(bench, checkpoint.updates, checkpoint.version)
 
 
 def _run_folder(config: Config, out: Path | None, resume: bool) -> Path:
@@ -264,6 +302,13 @@ def _check_same(config: Config, before: Config, folder: Path) -> None:
     if changed:
         shown = ", ".join(f"{key} ({theirs.get(key)!r} -> {ours.get(key)!r})" for key in changed)
         raise UserError(f"--resume: the configuration differs from that of {folder} in {shown}; only run.updates may change")
+
+
+def _write_aside(path: Path, text: str) -> None:
+    """Whole or not at all: a kill half-way through a configuration would leave a run that cannot go on."""
+    aside = path.with_name(f".{path.name}.writing")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)
 
 
 def _flat(tree: dict[str, object], prefix: str = "") -> dict[str, object]:
