@@ -224,6 +224,13 @@ def test_real_time_trains_and_replays_too(toy_config, tmp_path):
     assert Counter(type(event).__name__ for event in events(tmp_path / "run", Consumption)) == {"Consumption": 48}
 
 
+@pytest.mark.parametrize("sections", [{"environment": {"split": "trian"}}, {"evaluation": {"splits": ("unsen",), "attempts": 1}}])
+def test_a_split_that_the_world_does_not_have_is_refused_before_anything_costly(sections, toy_config, tmp_path):
+    with pytest.raises(UserError, match="the splits train and unseen"):
+        train(toy_config(**sections), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_existing_run_is_not_overwritten_and_an_absent_one_not_resumed(toy_config, tmp_path):
     train(toy_config(), out=tmp_path / "run")
     with pytest.raises(UserError, match="already holds a run"):

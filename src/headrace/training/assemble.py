@@ -74,6 +74,14 @@ def split_tasks(config: Config, world: World, split: str, count: int | None = No
     return tasks
 
 
+def check_splits(config: Config) -> None:
+    """``UserError`` for a split that the run will need and the world does not have, before anything costly begins."""
+    world = build_world(config)
+    evaluated = config.evaluation.splits if config.evaluation.attempts else ()
+    for split in dict.fromkeys((config.environment.split, *evaluated)):
+        split_tasks(config, world, split)
+
+
 def load_policy(config: Config, folder: str | Path, *, lora: bool = True) -> Policy:
     section = config.policy
     adapter = None

@@ -75,6 +75,7 @@ def train(
     needs_own_loop("headrace.train")
     config = config if isinstance(config, Config) else load(config)
     observer = observer or Silent()
+    assemble.check_splits(config)
     folder = _run_folder(config, Path(out) if out is not None else None, resume)
     set_threads(config)
     source, initial = _sources(config, folder, resume, observer)
