@@ -73,7 +73,8 @@ def task_for(source: str, number: int) -> Task:
 def odd_task(number: int) -> Task:
     """A generated problem turned strange: things open, hot, held or in two places at the start, more agents, shared places, other goals."""
     rng = random.Random(f"odd {number}")
-    problem = problem_of(rng.choice(tasks("warmup", 60)))
+    # Kitchens only: each has a sink, a microwave and a fridge, and the engine cannot load a goal that nothing can reach.
+    problem = problem_of(rng.choice([task for task in tasks("warmup", 90) if "kitchen" in task.payload["room"]]))
     facts, entities = list(problem.facts), list(problem.entities)
     receptacles = [name for name, kind in entities if kind == "receptacle"]
     objects = [name for name, kind in entities if kind == "object"]
@@ -103,7 +104,8 @@ def odd_task(number: int) -> Task:
 
 
 ODD_GOALS = (
-    "(exists (?a - agent ?o - object) (and (holds ?a ?o) (or (isHot ?o) (isCool ?o) (isSliced ?o)) (atLocation ?a loc_bar_3)))",
+    "(exists (?a - agent ?o - object) (and (holds ?a ?o) (or (isHot ?o) (isCool ?o) (isSliced ?o)) (exists (?r - receptacle ?l - location)"
+    " (and (atLocation ?a ?l) (receptacleAtLocation ?r ?l) (openable ?r)))))",
     "(and (forall (?r - receptacle) (imply (openable ?r) (not (opened ?r)))) (exists (?a - agent) (holdsAny ?a)))",
     "(exists (?o - object ?r - receptacle ?l - location ?a - agent) (and (inReceptacle ?o ?r) (receptacleAtLocation ?r ?l)"
     " (atLocation ?a ?l) (objectAtLocation ?o ?l) (isClean ?o) (checked ?r) (not (holdsAny ?a))))",
