@@ -199,7 +199,15 @@ def config(tmp_path):
         data = {
             "environment": {"name": f"{taught_toy.__file__}:taught", "tasks": 4},
             "policy": {"model": "tiny", "layers": 1, "width": 32},
-            "warmup": {"demonstrations": 80, "steps": 60, "batch_size": 8, "probe_attempts": 16, "target_success": 0.9, "probe_every": 10},
+            "warmup": {
+                "demonstrations": 160,
+                "steps": 60,
+                "learning_rate": 3e-2,
+                "batch_size": 8,
+                "probe_attempts": 16,
+                "target_success": 0.9,
+                "probe_every": 10,
+            },
             "rollout": {"context_limit": 64, "reply_tokens": 4},
             "run": {"cache": str(tmp_path / "cache")},
         }
@@ -305,8 +313,8 @@ def test_a_world_that_cannot_demonstrate_is_refused_in_one_sentence(config):
 
 
 def test_demonstrations_longer_than_the_context_are_refused_in_one_sentence(config):
-    with pytest.raises(UserError, match="context_limit = 5"):
-        made(config(rollout={"context_limit": 5}))
+    with pytest.raises(UserError, match="context_limit = 3"):
+        made(config(rollout={"context_limit": 3, "reply_tokens": 1}))
 
 
 def test_a_cache_that_cannot_be_written_is_named(config, tmp_path):
