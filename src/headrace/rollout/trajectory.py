@@ -95,7 +95,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """An attempt leaves without being trained on; with a receipt before it (stale, no action tokens) or without (error, deadline)."""
+    """An attempt leaves untrained: after its receipt (stale), or without one (error, deadline, no score, no action tokens)."""
 
     dispatch: int
     reason: str
