@@ -227,7 +227,8 @@ def report(times: dict[Key, tuple[float, float]], memory: dict[Key, tuple[float,
             cells += [f"{x:.2f}" for x in (*times[key], *memory[key])] if key in times else ["-"] * 4
         print("| " + " | ".join([name, *cells]) + " |")
         key = (name, "headrace")
-        if times[key][0] > 2 or memory[key][0] > 4 or memory[key][1] > 8:
+        # On a machine of its own the wall clock is below CPU seconds; on a shared one it says how busy the others are.
+        if min(times[key]) > 2 or memory[key][0] > 4 or memory[key][1] > 8:
             over.append(name)
     if over and (n, t) == (1024, 4096):
         print(f"\nover the limits (2 s, 4 and 8 tensors): {', '.join(over)}")
