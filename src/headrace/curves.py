@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
@@ -41,6 +42,30 @@ def c10(points: Sequence[float], area: Area = trapezoid_area) -> float:
     """``(area(r_1..r_10) + mean(r_6..r_10)) / 2``. ``ValueError`` for fewer than ten points."""
     _needed(points, 10, "C10")
     return (area(points[:10]) + fmean(points[5:10])) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class CurveSummary:
+    """What a world's runs are judged by; ``c10`` is None for fewer than ten points."""
+
+    area: float
+    end: float
+    c10: float | None
+
+
+PAIRED_WORLDS = frozenset({"math"})
+"""Worlds whose points are means of two updates and whose area is the points' mean; everywhere else an update is a point."""
+
+
+def curve_summary(rewards: Sequence[float], world: str) -> CurveSummary:
+    """Area, end reward and C10 by the rule of ``world`` (its name in a configuration). ``ValueError`` for no reward.
+
+    A paired world's first update stands alone until its partner is there.
+    """
+    paired = world in PAIRED_WORLDS
+    points = (paired_points(rewards) or list(rewards)) if paired else list(rewards)
+    area = mean_area if paired else trapezoid_area
+    return CurveSummary(area(points), end_reward(points), c10(points, area) if len(points) >= 10 else None)
 
 
 def moving_average(values: Sequence[float], window: int = 5) -> list[float]:

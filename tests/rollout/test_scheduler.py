@@ -395,6 +395,34 @@ def test_with_more_places_than_prompts_every_prompt_is_out_once():
     assert bench.most_running == 3
 
 
+def test_a_prompt_may_have_several_requests_where_that_is_asked_for():
+    tasks = {name: TASKS[name] for name in ("t0", "t1", "t2")}
+    bench = Bench(tasks=tasks, batch_size=6, concurrency=8, requests_per_prompt=2)
+
+    async def main():
+        batch = await bench.scheduler.next_batch()
+        assert Counter(t.dispatch.task for t in batch) == {"t0": 2, "t1": 2, "t2": 2}
+        await bench.scheduler.close()
+
+    run(main())
+    assert bench.most_running == 6
+
+
+def test_draining_sends_nothing_until_the_next_publication():
+    bench = Bench(seconds=lambda d: 1.0 + d.number, batch_size=2, concurrency=4)
+
+    async def main():
+        await bench.scheduler.next_batch()
+        sent = len(bench.of(Dispatch))
+        await bench.scheduler.drain()
+        assert bench.scheduler.in_flight == 0 and len(bench.of(Dispatch)) == sent
+        bench.scheduler.publish(1)
+        assert bench.scheduler.in_flight > 0
+        await bench.scheduler.close()
+
+    run(main())
+
+
 def test_no_task_at_all_is_said_at_once():
     bench = Bench(tasks={})
 

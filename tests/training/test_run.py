@@ -145,6 +145,23 @@ def test_every_way_to_publish_trains_and_replays(publication, toy_config, tmp_pa
         assert {drop.reason for drop in events(tmp_path / "run", Drop)} <= {"aborted"}
 
 
+def test_an_engine_of_one_weight_slot_is_given_a_version_only_when_nothing_is_under_way(toy_config, tmp_path, monkeypatch):
+    from headrace.rollout.local_engine import LocalEngine
+
+    monkeypatch.setattr(LocalEngine, "weight_slots", 1)
+    train(toy_config(environment={"options": {"turns": 2}}), out=tmp_path / "run")
+    under_way = set()
+    with RunReader(tmp_path / "run") as reader:
+        for _, event in reader.events():
+            match event:
+                case Dispatch():
+                    under_way.add(event.number)
+                case Receipt() | Drop():
+                    under_way.discard(event.dispatch)
+                case Publication():
+                    assert not under_way
+
+
 def test_a_broken_task_is_dropped_by_name_and_the_run_goes_on(toy_config, tmp_path):
     config = toy_config(environment={"options": {"fail": "train-3"}}, values={"rollouts": 0})
     train(config, out=tmp_path / "run")

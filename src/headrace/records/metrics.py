@@ -119,6 +119,7 @@ class UpdateMetrics:
     waiting_seconds: float
     """The learner stood still for want of a batch."""
     publication_seconds: float
+    """Making a version available; with an engine of one weight slot, the wait for the attempts under way too."""
     checkpoint_seconds: float = 0.0
 
     @property

@@ -52,6 +52,10 @@ Weights = Mapping[str, torch.Tensor]
 
 @runtime_checkable
 class Engine(Protocol):
+    weight_slots: int | None
+    """How many snapshots it can serve at once, None: several. With 1, dispatch stops before a publication until the attempts
+    under way have ended."""
+
     async def generate(self, request: Request) -> Completion: ...
 
     async def publish(self, version: int, weights: Weights) -> None:

@@ -40,6 +40,7 @@ class SchedulerSettings:
     concurrency: int
     group_size: int = 1
     max_staleness: int = 1
+    requests_per_prompt: int = 1
     batches_per_version: int = 1
     publication: Literal["drain", "abort", "continue"] = "drain"
     max_consecutive_failures: int = 64
@@ -136,6 +137,7 @@ class Scheduler:
         """From here on attempts leave under ``version``; what happens to those under way is ``settings.publication``'s word."""
         self.version = version
         self._batches_taken = 0
+        self._dispatching = True
         if self.settings.publication == "abort":
             for number, (dispatch, task) in list(self._running.items()):
                 if dispatch.version < version:
@@ -195,11 +197,16 @@ class Scheduler:
             places = min(self.settings.concurrency - out, allowed - unconsumed) // size
             if places <= 0:
                 return
-            chosen = self._choose_tasks(places, {group.task for group in self._groups.values()})
+            chosen = self._choose_tasks(places, self._busy())
             if not chosen:
                 return
             for task_id in chosen:
                 self._dispatch(task_id)
+
+    def _busy(self) -> set[str]:
+        """Prompts that have all the requests in flight that they may have."""
+        out = Counter(group.task for group in self._groups.values())
+        return {task for task, count in out.items() if count >= self.settings.requests_per_prompt}
 
     def _dispatch(self, task_id: str) -> None:
         task = self._tasks[task_id]

@@ -48,6 +48,8 @@ class ScriptedEngine:
     as by every engine.
     """
 
+    weight_slots: int | None = None
+
     def __init__(
         self,
         answer: Answer,

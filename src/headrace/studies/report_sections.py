@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from headrace.curves import c10, end_reward, moving_average
+from headrace.curves import CurveSummary, curve_summary, moving_average
 from headrace.records.metrics import UpdateMetrics
 from headrace.studies.charts import Axes, Series, interval_row, interval_scale, line_chart, percent, stacked_bar, swatch
 from headrace.studies.markup import Child, Html, el
@@ -44,10 +44,11 @@ def _cards(run: RunData) -> Html:
     cards = [_card(f"success, {split}", *_before_after(run.of_split(split))) for split in run.splits()]
     rewards = [row.reward for row in run.metrics]
     if rewards:
-        first, last = fmean(rewards[:SMOOTHING]), end_reward(rewards)
+        summary = _summary(run)
+        first, last = fmean(rewards[:SMOOTHING]), fmean(rewards[-SMOOTHING:])
         count = min(SMOOTHING, len(rewards))
         cards.append(_card("training reward", f"{first:.2f} → {last:.2f}", f"means of the first and last {count} updates, from 0 to 1"))
-        cards.append(_card("reward area", f"{run.metrics[-1].area:.3f}", _c10_text(rewards)))
+        cards.append(_card("reward area", f"{summary.area:.3f}", _c10_text(summary)))
         cards.append(
             _card(
                 "time",
@@ -82,10 +83,19 @@ def _when(row: EvaluationRow) -> str:
     return "before training" if row.update == 0 else f"after {row.update} updates"
 
 
-def _c10_text(rewards: Sequence[float]) -> str:
-    return (
-        f"C10 {c10(rewards):.3f}, end reward {end_reward(rewards):.3f}" if len(rewards) >= 10 else f"end reward {end_reward(rewards):.3f}"
-    )
+def _summary(run: RunData) -> CurveSummary:
+    environment = run.config.get("environment")
+    world = environment.get("name", "") if isinstance(environment, dict) else ""
+    return curve_summary([row.reward for row in run.metrics], world)
+
+
+def _c10_text(summary: CurveSummary) -> str:
+    return f"end reward {summary.end:.3f}" if summary.c10 is None else f"C10 {summary.c10:.3f}, end reward {summary.end:.3f}"
+
+
+def _figure(run: RunData, name: str) -> str:
+    value = getattr(_summary(run), name) if run.metrics else None
+    return "–" if value is None else f"{value:.3f}"
 
 
 def _comparison(runs: Sequence[RunData]) -> Html:
@@ -94,9 +104,9 @@ def _comparison(runs: Sequence[RunData]) -> Html:
         ("recipe", lambda run: run.recipe),
         ("seed", lambda run: str(run.config.get("seed", "?"))),
         ("updates", lambda run: str(len(run.metrics))),
-        ("area", lambda run: f"{run.metrics[-1].area:.3f}" if run.metrics else "–"),
-        ("C10", lambda run: f"{c10([row.reward for row in run.metrics]):.3f}" if len(run.metrics) >= 10 else "–"),
-        ("end reward", lambda run: f"{end_reward([row.reward for row in run.metrics]):.3f}" if run.metrics else "–"),
+        ("area", lambda run: _figure(run, "area")),
+        ("C10", lambda run: _figure(run, "c10")),
+        ("end reward", lambda run: _figure(run, "end")),
         *((f"success, {split}", _success_cell(split)) for split in splits),
         ("time", lambda run: _duration(run.metrics[-1].clock) if run.metrics else "–"),
         ("not trained on", lambda run: _share(sum(run.facts.drops_by_reason.values()), run.facts.dispatched)),

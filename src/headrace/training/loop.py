@@ -148,6 +148,8 @@ class Loop:
     async def _publish(self, number: int) -> None:
         parts = self.parts
         with parts.meters.time("publication"):
+            if parts.engine.weight_slots == 1:
+                await self.scheduler.drain()
             version = parts.state.version + 1
             weights = parts.learner.policy.weights()
             await parts.engine.publish(version, weights)
@@ -295,6 +297,7 @@ def scheduler_settings(config: Config, recipe: Recipe) -> SchedulerSettings:
         batch_size=rollout.batch_size,
         concurrency=rollout.concurrency,
         group_size=recipe.group_size,
+        requests_per_prompt=rollout.requests_per_prompt,
         max_staleness=rollout.max_staleness,
         batches_per_version=config.run.publish_every,
         publication=rollout.publication,

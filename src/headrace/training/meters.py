@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from statistics import fmean, pstdev
 from typing import Any
 
-from headrace.curves import trapezoid_area
+from headrace.curves import curve_summary
 from headrace.records.metrics import MetricsFile, UpdateMetrics, objective_fields
 from headrace.records.trackers import Tracker
 from headrace.rollout import clock
@@ -21,7 +21,8 @@ from headrace.training.learner import UpdateResult
 class Meters:
     """Counts time by what it went to, and writes a line per update.
 
-    ``elapsed`` gives the run's clock. ``rows`` are those of the updates before (a resumed run has some).
+    ``elapsed`` gives the run's clock. ``world`` names the rule of its curve
+    (``curve_summary``). ``rows`` are those of the updates before (a resumed run has some).
     """
 
     def __init__(
@@ -29,12 +30,14 @@ class Meters:
         file: MetricsFile,
         elapsed: Callable[[], float],
         *,
+        world: str = "",
         rows: Sequence[UpdateMetrics] = (),
         tracker: Tracker | None = None,
         on_update: Callable[[UpdateMetrics], None] | None = None,
     ) -> None:
         self._file = file
         self._elapsed = elapsed
+        self._world = world
         self._rewards = [row.reward for row in rows]
         self._tracker = tracker
         self._on_update = on_update
@@ -74,7 +77,7 @@ class Meters:
             version=version,
             clock=end,
             seconds=end - self._began,
-            area=trapezoid_area(self._rewards),
+            area=curve_summary(self._rewards, self._world).area,
             drops=dict(new_drops),
             training_seconds=self._spent["training"],
             waiting_seconds=self._spent["waiting"],
@@ -92,6 +95,10 @@ class Meters:
         if self._on_update is not None:
             self._on_update(metrics)
         return metrics
+
+    def close(self) -> None:
+        if self._tracker is not None:
+            self._tracker.close()
 
 
 def batch_facts(batch: Sequence[Trajectory], newest: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from headrace.algorithms import Recipe
 from headrace.config import Config, load, resolve_recipe, to_toml
 from headrace.environments.base import Task
 from headrace.errors import RunFailed, UserError
+from headrace.records import trackers
 from headrace.records.metrics import MetricsFile, read_metrics
 from headrace.records.run_store import RunReader, RunStore, is_run
 from headrace.records.trackers import TrackedRun, Trackers
@@ -75,6 +77,7 @@ def train(
     needs_own_loop("headrace.train")
     config = config if isinstance(config, Config) else load(config)
     observer = observer or Silent()
+    trackers.require(config.trackers.names)
     assemble.check_splits(config)
     folder = _run_folder(config, Path(out) if out is not None else None, resume)
     set_threads(config)
@@ -82,11 +85,17 @@ def train(
     try:
         return clock.run(_Run(config, folder, resume, source, initial, observer).run(), simulated=config.run.clock == "simulated")
     except asyncio.CancelledError:
+        observer.note(f"interrupted; {how_to_go_on(folder)}")
         raise KeyboardInterrupt from None
     except RolloutStopped as error:
         raise RunFailed(f"{folder}: {error}") from error
     except OSError as error:
         raise RunFailed(f"{folder}: {error}; the run can be resumed once that is mended") from error
+
+
+def how_to_go_on(folder: Path) -> str:
+    """The run's own configuration holds whatever was set on the command line too."""
+    return f"go on with: headrace train {shlex.quote(str(folder / CONFIG_FILE))} --out {shlex.quote(str(folder))} --resume"
 
 
 def _sources(config: Config, folder: Path, resume: bool, observer: Observer) -> tuple[str | Path, str | Path | None]:
@@ -137,7 +146,10 @@ class _Run:
                     await loop.checkpoint()
                 interrupts.first = loop.stop
                 self.observer.phase(f"training with {self.recipe.name}", self.config.run.updates)
-                done = await loop.run(on_update=self._evaluate_between(bench, policy))
+                try:
+                    done = await loop.run(on_update=self._evaluate_between(bench, policy))
+                finally:
+                    loop.parts.meters.close()
                 interrupts.first = None
                 policy.save(self.folder / "policy")
                 updates, version = loop.parts.state.next_batch, loop.parts.state.version
@@ -155,7 +167,7 @@ class _Run:
         """The log; its clock counts the seconds of training over all of the run's resumptions, and stands still before."""
         offset = _seconds_so_far(self.folder) if self.resume else 0.0
         self.elapsed: Callable[[], float] = lambda: offset + (0.0 if self._began is None else clock.now() - self._began)
-        store = (RunStore.resume if self.resume else RunStore.create)(self.folder, clock=self.elapsed)
+        store = (RunStore.resume if is_run(self.folder) else RunStore.create)(self.folder, clock=self.elapsed)
         try:
             _write_aside(self.folder / CONFIG_FILE, to_toml(self.config))
             yield store
@@ -229,6 +241,7 @@ class _Run:
         return Meters(
             MetricsFile(self.folder),
             self.elapsed,
+            world=self.config.environment.name,
             rows=read_metrics(self.folder),
             tracker=Trackers(self.config.trackers.names, tracked, warn=self.observer.note),
             on_update=self.observer.update,
@@ -277,14 +290,17 @@ def _run_folder(config: Config, out: Path | None, resume: bool) -> Path:
             raise UserError("--resume needs --out DIR, the run to go on with")
         if not is_run(out):
             raise UserError(f"--resume: {out} is not a run directory; leave --resume out to start a run there")
-        _check_same(config, run_config(out) if (out / CONFIG_FILE).exists() else config, out)
+        if (out / CONFIG_FILE).exists():
+            _check_same(config, run_config(out), out)
+        elif not _untouched(out):
+            raise UserError(f"--resume: {out} has lost its {CONFIG_FILE}, so nobody knows what the run was; put it back")
         return out
     folder = (
         out
         or Path("runs")
         / f"{config.environment.name.split(':')[-1]}-{config.recipe.split(':')[-1].replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
     )
-    if is_run(folder):
+    if is_run(folder) and not _untouched(folder):
         raise UserError(f"--out {folder} already holds a run; add --resume to go on with it, or name another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -317,6 +333,12 @@ def _flat(tree: dict[str, object], prefix: str = "") -> dict[str, object]:
     for key, value in tree.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return flat
+
+
+def _untouched(folder: Path) -> bool:
+    """A run that ended before its first event, most likely over a mistake in its configuration, is in nobody's way."""
+    with RunReader(folder) as reader:
+        return len(reader) == 0 and not _has_checkpoint(folder)
 
 
 def _has_checkpoint(folder: Path) -> bool:
