@@ -2,6 +2,7 @@
 
 Run by file path, so it imports nothing of the project. Symbolic algebra can take for ever and all memory there is, and
 math-verify bounds itself with signals, which only work on a main thread: here is one, with a memory limit around it.
+Seconds are of processor time, so that a busy machine gives the same verdicts as an idle one.
 """
 
 from __future__ import annotations
@@ -32,14 +33,18 @@ def _alarm(signum: int, frame: object) -> None:
 
 
 def plainly_different(gold: Any, answer: Any) -> bool:
-    """Kinds that cannot be equal and on which symbolic comparison often hangs.
+    """Kinds that cannot be equal and on which symbolic comparison is slow or misled.
 
-    A single expression and a range of numbers; definitions of two names of which neither is used by the other.
+    A single expression against a range of numbers, several numbers, a matrix, or an equation that defines no name;
+    definitions of two names of which neither is used by the other.
     """
     sympy = importlib.import_module("sympy")
     for one, other in ((gold, answer), (answer, gold)):
-        if isinstance(one, (sympy.Interval, sympy.Union)) and isinstance(other, sympy.Expr):
-            return True
+        if isinstance(one, sympy.Expr) and not isinstance(one, sympy.MatrixExpr):
+            several = isinstance(other, (sympy.FiniteSet, sympy.Tuple)) and len(other.args) > 1
+            equation = isinstance(other, sympy.Eq) and not is_name(other.lhs) and not is_name(other.rhs)
+            if several or equation or isinstance(other, (sympy.Interval, sympy.Union, sympy.MatrixBase)):
+                return True
     if not all(isinstance(side, sympy.Eq) and is_name(side.lhs) for side in (gold, answer)) or str(gold.lhs) == str(answer.lhs):
         return False
     used = [{symbol.name for symbol in side.rhs.free_symbols} for side in (answer, gold)]
@@ -84,12 +89,12 @@ def differences(gold: Any, answer: Any, points: int = 5) -> list[float]:
 def probe(gold: Any, answer: Any, seconds: float) -> list[float]:
     """``differences``, or nothing where they take longer than ``seconds``. Clears the running alarm."""
     try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         return differences(gold, answer)
     except OutOfTime:
         return []
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def read(text: str) -> list[Any]:
@@ -106,24 +111,24 @@ def compare(answer: str, gold: str, seconds: float) -> dict[str, Any]:
     for ever, is left to those that may be equal. Where it runs out of time, agreement at every point decides.
     """
     library = importlib.import_module("math_verify")
-    deadline = time.monotonic() + seconds
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    deadline = time.process_time() + seconds
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     golds, answers = read(gold), read(answer)
     error = None
     for one_gold, one_answer in itertools.product(golds, answers):
         if plainly_different(one_gold, one_answer):
             continue
-        found = probe(one_gold, one_answer, max(0.05, 0.3 * (deadline - time.monotonic())))
+        found = probe(one_gold, one_answer, max(0.05, 0.3 * (deadline - time.process_time())))
         if sum(difference > 1e-3 for difference in found) >= 3:
             continue
         try:
-            signal.setitimer(signal.ITIMER_REAL, max(0.05, deadline - time.monotonic()))
+            signal.setitimer(signal.ITIMER_PROF, max(0.05, deadline - time.process_time()))
             if library.verify(one_gold, one_answer, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True):
                 return {"equal": True}
         except OutOfTime:
             if len(found) >= 4 and max(found) < 1e-9:
                 return {"equal": True}
-            error = f"no verdict within {seconds:g} s"
+            error = f"no verdict within {seconds:g} s of processor time"
             break
         except (Exception, RecursionError) as failure:
             error = f"{type(failure).__name__} while comparing"
@@ -138,7 +143,7 @@ def main() -> None:
     os.dup2(2, 1)  # whatever a library prints must not be taken for a reply
     with contextlib.suppress(ImportError):
         importlib.import_module("math_verify")  # loaded before the first clock starts
-    signal.signal(signal.SIGALRM, _alarm)
+    signal.signal(signal.SIGPROF, _alarm)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     reply: dict[str, Any]
     for line in sys.stdin:
@@ -146,13 +151,13 @@ def main() -> None:
         try:
             reply = compare(request["answer"], request["gold"], request["seconds"])
         except OutOfTime:
-            reply = {"error": f"no verdict within {request['seconds']:g} s"}
+            reply = {"error": f"no verdict within {request['seconds']:g} s of processor time"}
         except ImportError:
             reply = {"missing": "math-verify"}
         except (Exception, MemoryError, RecursionError) as failure:
             reply = {"error": f"{type(failure).__name__} while reading"}
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write(json.dumps(reply) + "\n")
 
 

@@ -39,11 +39,13 @@ from headrace.environments._answer_text import (
     words_key,
 )
 from headrace.environments._line_process import ChildDied, ChildTooSlow, LineProcess
+from headrace.environments.optional import MissingPackage
 
 DEFAULT_SECONDS = 5.0
 MAX_SYMBOLIC_CHARACTERS = 4_000  # longer answers are compared as text only
 _STARTUP_SECONDS = 60.0  # a new child imports sympy first
-_GRACE_SECONDS = 1.0  # after the child's own alarm, before it is killed
+_CLOCK_FACTOR = 4.0  # a child that has not answered after this many times its processor seconds, plus the grace, is killed
+_GRACE_SECONDS = 2.0
 _QUEUE_SECONDS = 120.0
 
 
@@ -120,11 +122,11 @@ class SymbolicGrader:
         try:
             if child is None or fresh:
                 child = LineProcess([sys.executable, "-I", str(Path(__file__).with_name("_grading_worker.py"))])
-            allowance = seconds + _GRACE_SECONDS + (_STARTUP_SECONDS if fresh else 0.0)
+            allowance = _CLOCK_FACTOR * seconds + _GRACE_SECONDS + (_STARTUP_SECONDS if fresh else 0.0)
             reply = child.request({"answer": answer, "gold": gold, "seconds": seconds}, allowance)
         except ChildTooSlow:
             child = None
-            raise GradingError(f"no verdict within {seconds:g} s; the grader process was killed") from None
+            raise GradingError(f"no verdict within {allowance:g} s; the grader process was killed") from None
         except ChildDied as error:
             child = None
             raise GradingError(f"the grader process died: {error}") from None
@@ -133,7 +135,7 @@ class SymbolicGrader:
         if "equal" in reply:
             return bool(reply["equal"])
         if "missing" in reply:
-            raise ModuleNotFoundError(_MISSING)
+            raise MissingPackage(_MISSING)
         raise GradingError(str(reply["error"]))
 
     def close(self) -> None:
@@ -164,9 +166,9 @@ def shared_grader() -> SymbolicGrader:
 
 
 def require_symbolic() -> None:
-    """Raise a clear ``ModuleNotFoundError`` if math-verify is not installed."""
+    """Raise a clear ``MissingPackage`` if math-verify is not installed."""
     if find_spec("math_verify") is None:
-        raise ModuleNotFoundError(_MISSING)
+        raise MissingPackage(_MISSING)
 
 
 # --- equivalence ---------------------------------------------------------------------------------------------------------------
@@ -218,6 +220,8 @@ def _same(answer: str, gold: str, symbolic: Symbolic) -> bool:
     collections = parse_collection(answer), parse_collection(gold)
     if collections[0] is not None and collections[1] is not None:
         return _collections_equal(collections[0], collections[1], symbolic)
+    if any(one is not None and not one.opening for one in collections):
+        return False  # several answers against one
     if not answer or not gold or max(len(answer), len(gold)) > MAX_SYMBOLIC_CHARACTERS or not (well_formed(answer) and well_formed(gold)):
         return False
     return symbolic(answer, gold)
@@ -231,8 +235,9 @@ def _cached(answer: str, gold: str, seconds: float) -> bool:
 def equivalent(answer: str | None, gold: str, *, seconds: float = DEFAULT_SECONDS) -> bool:
     """Whether ``answer`` and ``gold`` are the same answer. ``None`` (no answer was found) is never right.
 
-    Works on any thread. ``seconds`` bounds each symbolic comparison. Raises ``GradingError`` where no verdict is reached
-    and ``ModuleNotFoundError`` where math-verify is needed and absent.
+    Works on any thread. ``seconds`` bounds each symbolic comparison in processor time, and four times that (plus 2 s) on the
+    clock, whatever the machine's load. Raises ``GradingError`` where no verdict is reached
+    and ``MissingPackage`` where math-verify is needed and absent.
     """
     return answer is not None and _cached(answer, gold, float(seconds))
 

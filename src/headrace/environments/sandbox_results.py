@@ -9,8 +9,11 @@ from typing import Literal
 Limit = Literal["time", "memory", "output", "state", "code", "crash", "busy"]
 
 
-class SandboxUnavailable(RuntimeError):
-    """The chosen way of running Python does not exist on this machine; the message says what to do."""
+class SandboxUnavailable(RuntimeError, ValueError):
+    """The chosen way of running Python does not exist on this machine; the message says what to do.
+
+    A ``ValueError`` too: options that cannot be met here are wrong options.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from headrace.environments.base import Task
 from headrace.environments.grading import is_gradable
 from headrace.environments.math_problems.problem import Problem, rank, split_of
 from headrace.environments.math_problems.rows import PLACE, Columns, Row, problem_of, read_file
+from headrace.environments.optional import MissingPackage
 
 _log = logging.getLogger(__name__)
 _HELD_OUT = {"train": 0.9, "warmup": 0.1}  # of a training split, so that the cold start sees other problems than training
@@ -97,7 +98,7 @@ class ProblemSet:
         try:
             library = importlib.import_module("datasets")
         except ImportError:
-            raise ModuleNotFoundError(
+            raise MissingPackage(
                 f"Reading {self.hub} needs the package datasets: install it with `pip install 'headrace[math]'`, "
                 "or give a local copy as environment.options.path."
             ) from None

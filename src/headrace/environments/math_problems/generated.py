@@ -10,6 +10,7 @@ from typing import Any
 from headrace.environments.base import Task
 from headrace.environments.math_problems.generators import GENERATORS, LEVELS
 from headrace.environments.math_problems.problem import Problem, split_of
+from headrace.environments.optional import MissingPackage
 
 _TRIES_PER_PROBLEM = 200
 
@@ -74,7 +75,7 @@ def reasoning_gym(names: Sequence[str], split: str, count: int, seed: int) -> li
     try:
         library = importlib.import_module("reasoning_gym")
     except ImportError:
-        raise ModuleNotFoundError("The source reasoning-gym needs the package: install it with `pip install reasoning-gym`.") from None
+        raise MissingPackage("The source reasoning-gym needs the package: install it with `pip install reasoning-gym`.") from None
     size = -(-count // len(names)) * _TRIES_PER_PROBLEM
     supplies = [_distinct(_from_set(library.create_dataset(name, seed=seed, size=size)), split) for name in names]
     tasks: list[Task] = []

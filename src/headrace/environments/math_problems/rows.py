@@ -12,6 +12,7 @@ from typing import Any
 
 from headrace.environments.grading import extract_answer
 from headrace.environments.math_problems.problem import Problem
+from headrace.environments.optional import MissingPackage
 
 Row = Mapping[str, Any]
 PLACE = re.compile(r"\{([^{}]+)\}")
@@ -102,7 +103,7 @@ def read_file(path: Path) -> Iterator[Row]:
         try:
             parquet = importlib.import_module("pyarrow.parquet")
         except ImportError:
-            raise ModuleNotFoundError("Reading Parquet needs the package pyarrow: install it with `pip install pyarrow`.") from None
+            raise MissingPackage("Reading Parquet needs the package pyarrow: install it with `pip install pyarrow`.") from None
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=4096):
             yield from batch.to_pylist()
     else:
