@@ -172,3 +172,35 @@ def test_two_trainers_of_one_run_are_refused(toy_file, tmp_path):
     finally:
         process.kill()
         process.communicate(timeout=60)
+
+
+def test_a_world_that_blocks_a_thread_for_ever_does_not_keep_the_process_from_ending(toy_config, tmp_path):
+    world = tmp_path / "own.py"
+    world.write_text(
+        "import asyncio, time\nfrom dataclasses import replace\nfrom fakes.toy_world import ToyEnvironment, toy\n"
+        "class Blocking(ToyEnvironment):\n"
+        "    async def reset(self, task):\n"
+        "        if task.id == 'train-3': await asyncio.to_thread(time.sleep, 1e6)\n"
+        "        return await super().reset(task)\n"
+        "def blocking(): return replace(toy(), environment=lambda: Blocking(1, '', '', 0.0))\n"
+    )
+    path, run = tmp_path / "toy.toml", tmp_path / "run"
+    sections = {"environment": {"name": f"{world}:blocking"}, "values": {"rollouts": 0}, "rollout": {"environment_deadline": 0.5}}
+    path.write_text(to_toml(toy_config(**sections, run={"updates": 8, "clock": "real"})))
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(
+        [*HEADRACE, "train", str(path), "--out", str(run), "--plain"], capture_output=True, text=True, timeout=120, env=environment
+    )
+    assert done.returncode == 0 and "threads that do not end" in done.stderr, done.stderr
+
+
+def test_an_interrupted_preparation_says_how_to_go_on_with_what_was_set(toy_file, tmp_path):
+    path, run = toy_file(run={"clock": "real"}, values={"rollouts": 1}), tmp_path / "run"
+    process = start("train", path, "--out", run, "--plain", "--set", "values.rollouts=100000")
+    wait_for(lambda: (run / "config.toml").exists())
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert f"go on with: headrace train {run}/config.toml --out {run} --resume" in err
+    assert run_config(run).values.rollouts == 100000

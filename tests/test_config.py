@@ -51,6 +51,12 @@ def test_an_unknown_key_is_refused_by_name_with_the_nearest_valid_one(data, key,
         ({"recipe_options": {"mesure": "none"}}, ["mesure", "measure"]),
         ({"recipe_options": {"objective": {"hihg": 1.0}}}, ["hihg", "high"]),
         ({"learner": {"learning_rate": -1}}, ["learner.learning_rate"]),
+        ({"learner": {"learning_rate": float("inf")}}, ["learner.learning_rate", "finite"]),
+        ({"learner": {"betas": [2.0, 0.9]}}, ["learner.betas", "less than 1"]),
+        ({"seed": -1}, ["seed", "greater than or equal to 0"]),
+        ({"run": 5}, ["run", "it is a section"]),
+        ({"evaluation": {"splits": "train"}}, ["evaluation.splits", "list"]),
+        ({"policy": {"model": ""}}, ["policy.model"]),
         ({"rollout": {"publication": "later"}}, ["rollout.publication", "drain"]),
         ({"rollout": {"reply_tokens": 2000}}, ["reply_tokens", "context_limit"]),
         ({"run": {"clock": "simulated"}, "engine": {"placement": "process"}}, ["simulated", "local"]),
@@ -127,3 +133,18 @@ def test_every_key_is_documented():
     page = (Path(__file__).parents[1] / "docs" / "running.md").read_text(encoding="utf-8")
     missing = [key for key in configuration._all_keys(Config) if f"`{key}`" not in page and f"[{key}]" not in page]
     assert missing == []
+
+
+def test_files_of_one_s_own_are_named_with_their_whole_path(tmp_path, monkeypatch):
+    """So that a run finds them again when it is resumed or evaluated from another folder."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "recipe.py").write_text("from headrace.algorithms import RECIPES\nmine = RECIPES['spo']\nloss = mine.objective\n")
+    monkeypatch.chdir(tmp_path / "own")
+    data = {"recipe": "recipe.py:mine", "environment": {"name": "world.py:make"}, "policy": {"model": "."}}
+    config = parse({**data, "recipe_options": {"objective": "recipe.py:loss"}})
+    here = tmp_path / "own"
+    assert (config.recipe, config.environment.name) == (f"{here}/recipe.py:mine", f"{here}/world.py:make")
+    assert config.recipe_options == {"objective": f"{here}/recipe.py:loss"} and config.policy.model == str(here)
+    monkeypatch.chdir(tmp_path)
+    assert parse({**data, "recipe": "own/recipe.py:mine", "environment": {"name": "own/world.py:make"}, "policy": {"model": "own"}})
+    assert parse(config.model_dump()) == config

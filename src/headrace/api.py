@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from headrace.config import Config
+from headrace.errors import RunFailed
 from headrace.studies.report import write_report
 from headrace.training.observer import Observer
 from headrace.training.run import RunResult
@@ -21,4 +22,8 @@ def train(
     Raises ``headrace.errors.UserError`` for what the caller can mend, ``RunFailed`` where the run could not go on.
     """
     result = _train(config, out=out, resume=resume, observer=observer)
-    return dataclasses.replace(result, report=write_report([result.folder], result.folder / "report.html"))
+    try:
+        report = write_report([result.folder], result.folder / "report.html")
+    except OSError as error:
+        raise RunFailed(f"the run is whole, but not its report ({error}); try again: headrace report {result.folder}") from error
+    return dataclasses.replace(result, report=report)

@@ -5,10 +5,14 @@ Exit status: 0 done, 1 the run failed, 2 the command or the configuration is wro
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -58,6 +62,7 @@ def train(
     """Train a policy; leaves a run directory with log, checkpoints, policy and report."""
     from headrace.api import train as run
     from headrace.display import watching
+    from headrace.training.run import how_to_go_on
 
     configuration = _load(config, set_)
     with watching(plain) as observer:
@@ -65,7 +70,7 @@ def train(
     for line in result.summary():
         print(line)
     if result.interrupted:
-        print(f"Interrupted after {result.updates} updates. Go on with: headrace train {config} --out {result.folder} --resume")
+        print(f"interrupted after {result.updates} updates; {how_to_go_on(result.folder)}")
         raise typer.Exit(130)
 
 
@@ -124,7 +129,11 @@ def report(
 
     for folder in runs:
         _require_run(folder)
-    print(write_report(runs, out or runs[0] / "report.html"))
+    file = out or runs[0] / "report.html"
+    try:
+        print(write_report(runs, file))
+    except OSError as error:
+        raise UserError(f"--out {file} cannot be written: {error.strerror or error}") from error
 
 
 @app.command()
@@ -182,13 +191,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=arguments)
     except UserError as error:
-        _leave(error, 2)
+        print(f"headrace: {error}", file=sys.stderr)
+        _leave(2)
     except RunFailed as error:
-        _leave(error, 1)
+        print(f"headrace: {error}", file=sys.stderr)
+        _leave(1)
+    except SystemExit as leaving:
+        _leave(leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None))
+    except Exception:
+        traceback.print_exc()
+        _leave(1)
 
 
-def _leave(error: Exception, status: int) -> None:
-    print(f"headrace: {error}", file=sys.stderr)
+def _leave(status: int) -> NoReturn:
+    """``sys.exit``, but no thread in which a world has blocked keeps the process from ending."""
+    deadline = time.monotonic() + 5.0
+    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread() and not thread.daemon]
+    for thread in others:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    stuck = [thread.name for thread in others if thread.is_alive()]
+    if stuck:
+        print(f"headrace: left without waiting for threads that do not end: {', '.join(stuck)}", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
     sys.exit(status)
 
 

@@ -15,6 +15,12 @@ def is_reference(name: str) -> bool:
     return ":" in name
 
 
+def absolute(reference: str) -> str:
+    """``file.py:name`` with the whole path, so that a run finds its files again from wherever it is resumed or evaluated."""
+    path, separator, name = reference.rpartition(":")
+    return f"{Path(path).expanduser().absolute()}:{name}" if separator and path.endswith(".py") else reference
+
+
 def load_object(reference: str, what: str) -> Any:
     """Import what ``reference`` names. ``what`` says in errors what it was for ("recipe", "environment")."""
     module_name, _, attribute = reference.rpartition(":")

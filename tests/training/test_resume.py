@@ -11,7 +11,7 @@ from headrace.config import resolve_recipe
 from headrace.errors import RunFailed, UserError
 from headrace.records.metrics import read_metrics
 from headrace.records.run_store import RunReader
-from headrace.rollout.trajectory import Dispatch, Drop
+from headrace.rollout.trajectory import Consumption, Dispatch, Drop
 from headrace.training import checkpoints, evaluation
 from headrace.training.replay import replay
 from headrace.training.run import EVALUATIONS_FILE, train
@@ -171,3 +171,49 @@ def test_a_disk_that_refuses_is_a_failed_run_with_the_cause(toy_config, tmp_path
         train(toy_config(run={"updates": 4}), out=tmp_path / "run", resume=True)
     monkeypatch.undo()
     assert train(toy_config(run={"updates": 5}), out=tmp_path / "run", resume=True).updates == 5
+
+
+def test_a_mistake_before_the_first_event_leaves_a_folder_that_can_be_used(toy_config, tmp_path):
+    config = toy_config(values={"rollouts": 0}, policy={"lora": {"targets": ["nowhere"]}})
+    pytest.importorskip("peft")
+    with pytest.raises(UserError, match="nowhere"):
+        train(config, out=tmp_path / "run")
+    assert train(toy_config(), out=tmp_path / "run").updates == 3
+
+
+def test_a_run_that_lost_its_configuration_is_not_resumed_under_just_any(toy_config, tmp_path):
+    train(toy_config(), out=tmp_path / "run")
+    (tmp_path / "run" / "config.toml").unlink()
+    with pytest.raises(UserError, match=r"has lost its config.toml"):
+        train(toy_config(seed=7), out=tmp_path / "run", resume=True)
+
+
+def test_offline_values_that_cannot_be_kept_are_used_all_the_same(toy_config, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert train(toy_config(run={"cache": str(tmp_path / "file")}), out=tmp_path / "run").updates == 3
+
+
+def test_the_drift_that_spo_measures_goes_on_to_the_bit_after_a_resume(toy_config, tmp_path):
+    settings = {"recipe": "spo", "rollout": {"max_staleness": 0}}
+    train(toy_config(run={"updates": 4}, **settings), out=tmp_path / "whole")
+    train(toy_config(run={"updates": 2}, **settings), out=tmp_path / "parts")
+    train(toy_config(run={"updates": 4}, **settings), out=tmp_path / "parts", resume=True)
+
+    def drifts(folder):
+        with RunReader(folder) as reader:
+            return [(event.dispatch, event.drift) for _, event in reader.events() if isinstance(event, Consumption)]
+
+    assert drifts(tmp_path / "whole") == drifts(tmp_path / "parts")
+    assert any(drift for _, drift in drifts(tmp_path / "parts")[32:])
+
+
+def test_a_world_that_cannot_be_made_is_named_and_ends_the_run(toy_config, tmp_path):
+    world = tmp_path / "own.py"
+    world.write_text(
+        "from fakes.toy_world import toy\nfrom dataclasses import replace\n"
+        "def fail(): raise OSError('no port left')\ndef broken(): return replace(toy(), environment=fail)\n"
+    )
+    for rollouts in (0, 1):
+        config = toy_config(environment={"name": f"{world}:broken"}, values={"rollouts": rollouts})
+        with pytest.raises(RunFailed, match=r"making the environment raised OSError: no port left"):
+            train(config, out=tmp_path / f"run{rollouts}")

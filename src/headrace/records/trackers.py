@@ -99,6 +99,18 @@ TRACKERS: Mapping[str, Callable[[TrackedRun], Tracker]] = {
 }
 
 
+def require(names: Sequence[str]) -> None:
+    """``UserError`` for a tracker that is unknown or whose package is not installed, before anything has begun."""
+    for name in names:
+        _known(name)
+        _package(name, name)
+
+
+def _known(name: str) -> None:
+    if name not in TRACKERS:
+        raise UserError(f"unknown tracker {name!r}: choose among {', '.join(TRACKERS)}")
+
+
 class Trackers:
     """Several trackers as one. ``warn`` is told once, in one sentence, about each that fails."""
 
@@ -107,8 +119,7 @@ class Trackers:
         self._warn = warn
         self._open: dict[str, Tracker] = {}
         for name in names:
-            if name not in TRACKERS:
-                raise UserError(f"unknown tracker {name!r}: choose among {', '.join(TRACKERS)}")
+            _known(name)
             with self._contained(name):
                 self._open[name] = TRACKERS[name](run)
 

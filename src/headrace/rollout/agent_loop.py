@@ -77,6 +77,18 @@ async def run_episode(
         await episode.clean_up()
 
 
+async def run_attempt(
+    dispatch: Dispatch, task: Task, make_environment: Callable[[], Environment], engine: Engine, codec: ChatCodec, settings: EpisodeSettings
+) -> Trajectory | Failure:
+    """``run_episode`` in an environment of its own; one that cannot be made is the world's error, like one that cannot be reset."""
+    try:
+        environment = make_environment()
+    except Exception as error:
+        where = f"task {task.id}, dispatch {dispatch.number}"
+        return Failure(dispatch, "environment_error", f"{where}: making the environment raised {_told(error)}")
+    return await run_episode(dispatch, task, environment, engine, codec, settings)
+
+
 class _Ended(Exception):
     """The episode ends without an outcome."""
 
@@ -272,7 +284,7 @@ async def _called(call: Callable[[], Awaitable[T]]) -> T:
     panics, must not end the run."""
     try:
         return await call()
-    except (Exception, asyncio.CancelledError, KeyboardInterrupt):
+    except (Exception, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
         raise
     except SystemExit as error:
         raise RuntimeError(f"sys.exit({error.code!r}) was called") from error

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
 from headrace.environments.base import Environment, Task
-from headrace.rollout.agent_loop import EpisodeSettings, run_episode
+from headrace.rollout.agent_loop import EpisodeSettings, run_attempt
 from headrace.rollout.chat import ChatCodec
 from headrace.rollout.engine import Engine
 from headrace.rollout.trajectory import Dispatch, Failure, Trajectory
@@ -43,14 +43,17 @@ async def run_attempts(
     async def worker() -> None:
         for index, (task, attempt) in queue:
             dispatch = Dispatch(FIRST_NUMBER + index, task.id, task.kind, version, None, None, None, attempt_seed(seed, task.id, attempt))
-            result = await run_episode(dispatch, task, make_environment(), engine, codec, settings)
+            result = await run_attempt(dispatch, task, make_environment, engine, codec, settings)
             results[index] = result
             if on_result is not None:
                 on_result(result)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(concurrency, len(work))):
-            group.create_task(worker())
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(concurrency, len(work))):
+                group.create_task(worker())
+    except ExceptionGroup as errors:  # one cause, met by several workers at once
+        raise errors.exceptions[0] from None
     return [result for result in results if result is not None]
 
 

@@ -13,7 +13,7 @@ from headrace.environments.base import Environment, Task
 from headrace.environments.worlds import World
 from headrace.errors import UserError
 from headrace.open_doors import is_reference, load_object
-from headrace.rollout.agent_loop import EpisodeSettings, run_episode
+from headrace.rollout.agent_loop import EpisodeSettings, run_attempt
 from headrace.rollout.chat import ChatCodec
 from headrace.rollout.clock import CostModel
 from headrace.rollout.engine import Engine
@@ -36,7 +36,7 @@ class Bench:
 
     def attempt(self) -> Attempt:
         async def attempt(dispatch: Dispatch, task: Task) -> Trajectory | Failure:
-            return await run_episode(dispatch, task, self.environment(), self.engine, self.codec, self.settings)
+            return await run_attempt(dispatch, task, self.environment, self.engine, self.codec, self.settings)
 
         return attempt
 

@@ -137,7 +137,7 @@ async def prompt_values(
     async def measure() -> Sequence[Trajectory | Failure]:
         return await measured_attempts(config, bench, tasks, section.rollouts, section.seed, 0, "measuring offline values", observer)
 
-    values, found = await offline_values.measure_or_load(path, tasks, measure)
+    values, found = await offline_values.measure_or_load(path, tasks, measure, warn=observer.note)
     mean = offline_values.mean_success(values)
     observer.note(f"offline values: mean success {mean:.3f} over {section.rollouts} x {len(tasks)} rollouts{' (cached)' if found else ''}")
     return values

@@ -66,12 +66,20 @@ def store(path: Path, values: Sequence[TaskValue]) -> None:
 
 
 async def measure_or_load(
-    path: Path, tasks: Sequence[Task], measure: Callable[[], Awaitable[Sequence[Trajectory | Failure]]]
+    path: Path,
+    tasks: Sequence[Task],
+    measure: Callable[[], Awaitable[Sequence[Trajectory | Failure]]],
+    *,
+    warn: Callable[[str], None] = lambda sentence: None,
 ) -> tuple[list[TaskValue], bool]:
-    """The values at ``path``, measured by awaiting ``measure()`` and kept there when absent; and whether they were already there."""
+    """The values at ``path``, measured by awaiting ``measure()`` and kept there when absent; and whether they were already there.
+    Where they cannot be kept, ``warn`` is told: a measurement is not thrown away for that."""
     values = stored(path, tasks)
     if values is not None:
         return values, True
     values = tally(tasks, await measure())
-    store(path, values)
+    try:
+        store(path, values)
+    except OSError as error:
+        warn(f"offline values could not be kept for other runs ({error}); run.cache names their folder")
     return values, False
