@@ -163,7 +163,7 @@ def test_a_disk_that_refuses_is_a_failed_run_with_the_cause(toy_config, tmp_path
 
     train(toy_config(), out=tmp_path / "run")
 
-    def full(self, folder):
+    def full(self, folder, **_):
         raise OSError(28, "No space left on device", str(folder))
 
     monkeypatch.setattr(Policy, "save", full)

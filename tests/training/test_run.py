@@ -16,6 +16,7 @@ from headrace.records.metrics import read_metrics
 from headrace.records.run_store import RunReader
 from headrace.rollout.trajectory import Consumption, Dispatch, Drop, Prior, Publication, Receipt, Restored
 from headrace.training.jobs import evaluate, measure_values
+from headrace.training.observer import Silent
 from headrace.training.replay import replay
 from headrace.training.run import train
 
@@ -223,6 +224,28 @@ def test_a_loss_in_a_file_of_the_users_own_trains_and_nothing_else_is_touched(na
     assert len(rows) == 3 and all(math.isfinite(row.loss) for row in rows)
     if name == "objective":
         assert all("outside_fraction" in row.other for row in rows)
+
+
+def test_the_policy_of_an_unfinished_run_is_that_of_its_newest_checkpoint(toy_config, tmp_path):
+    import torch
+    from safetensors.torch import load_file
+
+    from headrace.training import checkpoints
+
+    class Stopped(Exception):
+        pass
+
+    class Watching(Silent):
+        def update(self, metrics):
+            if metrics.update == 2:
+                raise Stopped
+
+    with pytest.raises(Stopped):
+        train(toy_config(run={"updates": 5, "checkpoint_every": 2}), out=tmp_path / "run", observer=Watching())
+    newest, _ = checkpoints.load_newest(tmp_path / "run" / "checkpoints")
+    saved = load_file(tmp_path / "run" / "policy" / "model.safetensors")
+    assert newest.updates == 2 and evaluate(tmp_path / "run", attempts=1).update == 2
+    assert all(torch.equal(saved[name], tensor) for name, tensor in newest.snapshots[2].items() if name in saved)
 
 
 def test_lora_trains_and_leaves_an_ordinary_policy(toy_config, tmp_path):

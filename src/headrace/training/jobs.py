@@ -11,7 +11,6 @@ import torch
 from headrace.config import Config, load
 from headrace.environments.base import Task
 from headrace.errors import RunFailed, UserError
-from headrace.records.metrics import read_metrics
 from headrace.records.run_store import is_run
 from headrace.rollout import clock
 from headrace.rollout.attempts import run_attempts
@@ -24,6 +23,7 @@ from headrace.training.evaluation import Evaluation
 from headrace.training.initial_policy import initial_policy
 from headrace.training.observer import Observer, Silent
 from headrace.training.policy import Policy
+from headrace.training.saved_policy import saved_updates
 
 CONFIG_FILE = "config.toml"
 
@@ -90,10 +90,10 @@ def _evaluated(target: str | Path, config: Config | None) -> tuple[str | Path, C
     """What to load, the configuration to evaluate it under, and how many updates it has behind it."""
     folder = Path(target)
     if is_run(folder):
-        if not (folder / "policy").is_dir():
+        updates = saved_updates(folder)
+        if updates is None:
             raise UserError(f"{folder} holds no policy yet: the run was stopped before its first checkpoint")
-        rows = read_metrics(folder)
-        return folder / "policy", config or run_config(folder), len(rows)
+        return folder / "policy", config or run_config(folder), updates
     if config is None:
         raise UserError(f"{target} is not a run directory; to evaluate a model, name a configuration with --config")
     return target, config, 0

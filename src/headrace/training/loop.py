@@ -47,6 +47,7 @@ from headrace.training.folds import RunState
 from headrace.training.learner import Learner, UpdateResult
 from headrace.training.meters import Meters
 from headrace.training.observer import Observer
+from headrace.training.saved_policy import save_policy
 
 T = TypeVar("T")
 Weights = Mapping[str, torch.Tensor]
@@ -247,11 +248,15 @@ class Loop:
                 drift=parts.drift.state_dict() if parts.drift is not None else None,
                 snapshots={version: weights for version, weights in parts.snapshots.items() if version in pinned},
             )
-            folder, keep = parts.store.folder / "checkpoints", parts.config.run.keep_checkpoints
             if clock.is_simulated():
-                checkpoints.save(folder, point, keep=keep)
+                self._write(point)
             else:
-                await _in_thread(lambda: checkpoints.save(folder, point, keep=keep))
+                await _in_thread(lambda: self._write(point))
+
+    def _write(self, point: Checkpoint) -> None:
+        parts = self.parts
+        checkpoints.save(parts.store.folder / "checkpoints", point, keep=parts.config.run.keep_checkpoints)
+        save_policy(parts.learner.policy, parts.store.folder, point.updates)
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

@@ -140,13 +140,14 @@ class Policy:
         """Everything an engine needs, under the names of the base model's state dict (LoRA merged); not copies where nothing was merged."""
         return adapters.merged_state(self.model)
 
-    def save(self, folder: str | Path) -> Path:
+    def save(self, folder: str | Path, *, notes: Mapping[str, str] | None = None) -> Path:
         """Write an ordinary Hugging Face folder: model (LoRA merged) and tokenizer; with LoRA, the adapter alone in ``adapter/``.
 
-        Written aside and renamed, so that ``folder`` holds the old policy or the new one, never half of one.
+        ``notes``: further small files by name. Written aside and renamed, so that ``folder`` holds the old policy or the new one,
+        never half of one.
         """
         merged = None if self.lora is None else self.weights()
-        return pretrained.save(self.model, self.tokenizer, Path(folder), merged=merged, adapter=self._adapter)
+        return pretrained.save(self.model, self.tokenizer, Path(folder), merged=merged, adapter=self._adapter, notes=notes)
 
     def describe(self) -> PolicyFacts:
         return PolicyFacts(

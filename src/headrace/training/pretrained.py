@@ -133,10 +133,12 @@ def save(
     *,
     merged: Mapping[str, Tensor] | None = None,
     adapter: Any = None,
+    notes: Mapping[str, str] | None = None,
 ) -> Path:
     """Write model, tokenizer and, where there is one, the adapter into ``folder``, aside first, then by renaming.
 
-    ``merged``: weights to be saved instead of the module's own (LoRA merged). Raises ``OSError`` when the disk refuses; the
+    ``merged``: weights to be saved instead of the module's own (LoRA merged). ``notes``: further small files by name.
+    Raises ``OSError`` when the disk refuses; the
     folder that was there is then untouched.
     """
     folder = folder.absolute()
@@ -151,6 +153,8 @@ def save(
             tokenizer.save_pretrained(aside)
         if adapter is not None:
             adapter.save_pretrained(aside / "adapter")
+        for name, text in (notes or {}).items():
+            (aside / name).write_text(text, encoding="utf-8")
         _swap(aside, folder)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)

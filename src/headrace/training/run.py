@@ -42,6 +42,7 @@ from headrace.training.loop import Loop, Parts
 from headrace.training.meters import Meters
 from headrace.training.observer import Observer, Silent
 from headrace.training.policy import Policy
+from headrace.training.saved_policy import save_policy
 
 EVALUATIONS_FILE = "evaluations.jsonl"
 
@@ -151,7 +152,6 @@ class _Run:
                 finally:
                     loop.parts.meters.close()
                 interrupts.first = None
-                policy.save(self.folder / "policy")
                 updates, version = loop.parts.state.next_batch, loop.parts.state.version
                 if done:
                     if updates % self.config.run.publish_every:  # what is left behind is what is evaluated
@@ -188,7 +188,7 @@ class _Run:
         policy = assemble.load_policy(self.config, self.source)
         self.observer.note(f"policy: {policy.describe()}")
         if checkpoint is None:
-            policy.save(self.folder / "policy")
+            save_policy(policy, self.folder, 0)
         return policy, weights_hash(policy.weights())
 
     async def _begin(self, store: RunStore, bench: Bench, tasks: Sequence[Task], policy_hash: str) -> None:
