@@ -343,3 +343,21 @@ def test_appending_is_thousands_of_events_a_second(store):
         store.append(sent)
         store.append_receipt(received(attempt(sent)), attempt(sent))
     assert 2000 / (time.process_time() - started) > 2000
+
+
+def test_what_killed_processes_wrote_aside_is_cleared_away(tmp_path):
+    RunStore.create(tmp_path, clock=lambda: 0.0).close()
+    for name in (".policy.writing-17", ".policy.old-17"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"half")
+    for name in (".metrics.jsonl.17", ".config.toml.writing", ".gitignore", "policy.txt"):
+        (tmp_path / name).write_text("")
+    before = {path.name for path in tmp_path.iterdir()}
+    RunStore.resume(tmp_path, clock=lambda: 0.0).close()
+    gone = before - {path.name for path in tmp_path.iterdir()}
+    assert {name for name in gone if not name.startswith("run.")} == {
+        ".policy.writing-17",
+        ".policy.old-17",
+        ".metrics.jsonl.17",
+        ".config.toml.writing",
+    }

@@ -13,6 +13,8 @@ columns. The log keeps what a restore took back; ``headrace.records.ledger`` say
 
 from __future__ import annotations
 
+import re
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -44,6 +46,7 @@ RUN_FILE = "run.sqlite"
 LOCK_FILE = "run.lock"
 SCHEMA_VERSION = 1
 _APPLICATION_ID = 0x48445243  # "HDRC", in the file's header: tells a run from any other SQLite file
+_ASIDE = re.compile(r"\.(policy|config\.toml|metrics\.jsonl|evaluations\.jsonl)\..+")
 _PAGE = 2048  # events per read; a long read transaction would keep a live run's write-ahead file growing
 _VIEWS = {
     "prior": "priors",
@@ -196,6 +199,7 @@ class RunStore(RunReader):
         try:
             super().__init__(folder)
             self._reload()
+            _clear_away(self.folder)
         except BaseException:
             self._lock.release()
             raise
@@ -305,6 +309,16 @@ def _sound(path: Path) -> Iterator[None]:
         raise RunError(f"cannot use {path}: {error}") from error
     except sqlite3.DatabaseError as error:
         raise RunError(f"{path} is damaged or not the log of a run: {error}") from error
+
+
+def _clear_away(folder: Path) -> None:
+    """What killed processes wrote aside and never renamed; whoever holds the lock is the only one who writes these."""
+    for path in folder.iterdir():
+        if _ASIDE.fullmatch(path.name):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _connect(path: Path) -> sqlite3.Connection:
