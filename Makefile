@@ -56,5 +56,6 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	.venv-verl/bin/pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
+# Environments only: runs are hours of work.
 clean:
-	rm -rf $(VENV) .venv-verl runs
+	rm -rf $(VENV) .venv-verl

@@ -49,3 +49,14 @@ def test_leaving_early_is_not_solving():
 def test_a_wrong_word_is_one_clear_sentence(world, options, words):
     with pytest.raises(UserError, match=words):
         play(world, split="train", number=0, options=options)
+
+
+def test_what_a_world_lacks_here_is_one_clear_sentence(monkeypatch):
+    from headrace import play as module
+
+    def lacking(*_arguments):
+        raise RuntimeError("pip install 'headrace[math]'")
+
+    monkeypatch.setattr(module, "_play", lacking)
+    with pytest.raises(UserError, match="pip install"):
+        play("household", split="train", number=0, options=[])

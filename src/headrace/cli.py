@@ -137,7 +137,7 @@ def report(
 
 
 @app.command()
-def replay(run: Annotated[Path, typer.Argument(metavar="RUN")]) -> None:
+def replay(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
     """Recompute every frozen value and every advantage of a run from its log and compare them with what was used."""
     from headrace.config import resolve_recipe
     from headrace.training.jobs import run_config
@@ -152,9 +152,9 @@ def replay(run: Annotated[Path, typer.Argument(metavar="RUN")]) -> None:
 
 @app.command()
 def play(
-    world: Annotated[str, typer.Argument(metavar="household|math")],
+    world: Annotated[str, typer.Argument(metavar="WORLD", help="household, math, alfworld, or file.py:name.")],
     task: Annotated[int, typer.Option("--task", min=0, help="The number of the task in its split.")] = 0,
-    split: Annotated[str, typer.Option("--split")] = "train",
+    split: Annotated[str, typer.Option("--split", help="The split that the task is taken from.")] = "train",
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="OPTION=VALUE", help="An option of the world, such as rooms=full.")
     ] = None,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from headrace.training.evaluation import Evaluation
     from headrace.training.offline_values import TaskValue
 
-_BARS = " ▁▂▃▄▅▆▇█"
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 @contextmanager
@@ -40,33 +40,38 @@ def watching(plain: bool) -> Iterator[Observer]:
 
 
 class PlainLines:
-    """One line per phase, per tenth of a phase, per update."""
+    """A line per phase, every few seconds while it lasts, and one per update."""
+
+    EVERY = 5.0
 
     def __init__(self) -> None:
         self._total: int | None = None
-        self._tenth = 0
-        self._began = time.monotonic()
+        self._said = self._began = time.monotonic()
+        self._first_update: int | None = None
 
     def phase(self, name: str, total: int | None = None) -> None:
-        self._total, self._tenth, self._began = total, 0, time.monotonic()
+        self._total, self._first_update = total, None
+        self._said = self._began = time.monotonic()
         self._say(name + (f" ({total})" if total else ""))
 
     def progress(self, done: int, text: str = "") -> None:
-        tenth = 10 * done // self._total if self._total else 0
-        if tenth > self._tenth:
-            self._tenth = tenth
-            self._say(f"  {done}/{self._total} {text}".rstrip())
+        if time.monotonic() - self._said >= self.EVERY:
+            self._said = time.monotonic()
+            self._say(f"  {done}{f'/{self._total}' if self._total else ''} {text}".rstrip())
 
     def update(self, metrics: UpdateMetrics) -> None:
-        left = f", {_clock(self._seconds_left(metrics.update + 1))} left" if self._total else ""
+        if self._first_update is None:
+            self._first_update = metrics.update
+        left = f", {_clock(self._seconds_left(metrics.update))} left" if self._total else ""
         self._say(f"  update {metrics.update + 1}{f'/{self._total}' if self._total else ''}: {facts(metrics)}{left}")
 
     def note(self, text: str) -> None:
         self._say(text)
 
-    def _seconds_left(self, done: int) -> float:
-        elapsed = time.monotonic() - self._began
-        return elapsed / done * ((self._total or done) - done)
+    def _seconds_left(self, update: int) -> float:
+        """By the pace of the updates that this process has made (a resumed run begins in the middle)."""
+        done = update + 1 - (self._first_update or 0)
+        return (time.monotonic() - self._began) / done * max(0, (self._total or 0) - update - 1)
 
     @staticmethod
     def _say(text: str) -> None:
@@ -109,13 +114,13 @@ class LiveDisplay:
     def _draw(self) -> RenderableType:
         parts: list[RenderableType] = [self._progress]
         if self._latest is not None:
-            parts.append(Text(f"reward {curve(self._rewards)} {facts(self._latest)}"))
+            parts.append(Text(f"{curve(self._rewards)}  {facts(self._latest)}"))
         return Group(*parts)
 
 
 def curve(values: list[float], width: int = 40) -> str:
     """The last ``width`` values, each in [0, 1], as block characters."""
-    return "".join(_BARS[max(0, min(8, round(8 * value)))] for value in values[-width:])
+    return "".join(_BARS[max(0, min(7, round(7 * value)))] for value in values[-width:])
 
 
 def facts(metrics: UpdateMetrics) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.environments import worlds
 from headrace.environments.base import Environment, Task
+from headrace.environments.worlds import World
 from headrace.errors import UserError
 from headrace.open_doors import is_reference, load_object
 
@@ -24,18 +25,25 @@ def play(world: str, *, split: str, number: int, options: Sequence[str], read: R
         raise UserError(f"play {world}: {error}") from None
     if len(tasks) <= number:
         raise UserError(f"play {world}: split {split!r} has {len(tasks)} tasks, so --task goes up to {len(tasks) - 1}")
+    try:
+        return _play(world, built, tasks[number], chosen, read, write)
+    except (ImportError, RuntimeError) as error:  # what a world needs and this installation lacks
+        raise UserError(f"play {world}: {error}") from error
+
+
+def _play(world: str, built: World, task: Task, chosen: dict[str, object], read: Read, write: Write) -> bool:
     if world == "household":
         from headrace.environments.household.play import play as play_household
 
-        return play_household(tasks[number], horizon=int(str(chosen.get("horizon", 50))), read=read, write=write)
+        return play_household(task, horizon=int(str(chosen.get("horizon", 50))), read=read, write=write)
     if world == "math":
         from headrace.environments.math_play import play as play_math
         from headrace.environments.math_tool import MathToolEnvironment
 
         environment = built.environment()
         assert isinstance(environment, MathToolEnvironment)
-        return play_math(tasks[number], environment=environment, read=read, write=write)
-    return asyncio.run(play_any(built.environment(), tasks[number], read, write))
+        return play_math(task, environment=environment, read=read, write=write)
+    return asyncio.run(play_any(built.environment(), task, read, write))
 
 
 async def play_any(environment: Environment, task: Task, read: Read, write: Write) -> bool:

@@ -23,6 +23,7 @@ from headrace.rollout.trajectory import Dispatch, Failure, Trajectory
 from headrace.training.adapters import LoraSettings
 from headrace.training.learner import LearnerSettings
 from headrace.training.policy import Policy
+from headrace.training.pretrained import resolve_device
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def split_tasks(config: Config, world: World, split: str, count: int | None = No
     try:
         tasks = world.tasks(split, count)
     except ValueError as error:
-        raise UserError(f"split {split!r}: {error}") from error
+        raise UserError(f"environment {config.environment.name!r}: {error}") from error
     if not tasks:
         raise UserError(f"environment {config.environment.name!r} has no tasks in split {split!r}")
     if len({task.id for task in tasks}) < len(tasks):
@@ -74,8 +75,9 @@ def split_tasks(config: Config, world: World, split: str, count: int | None = No
     return tasks
 
 
-def check_splits(config: Config) -> None:
-    """``UserError`` for a split that the run will need and the world does not have, before anything costly begins."""
+def check_early(config: Config) -> None:
+    """``UserError`` for a split that the world does not have or a device that is not there, before anything costly begins."""
+    resolve_device(config.policy.device)
     world = build_world(config)
     evaluated = config.evaluation.splits if config.evaluation.attempts else ()
     for split in dict.fromkeys((config.environment.split, *evaluated)):

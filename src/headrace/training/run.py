@@ -60,7 +60,7 @@ class RunResult:
     """The report, where one was written (``headrace.train`` and the command do)."""
 
     def summary(self) -> list[str]:
-        lines = [f"{'before' if e.update == 0 else 'after'} training, {e.sentence()}" for e in self.evaluations]
+        lines = [f"{'before training' if e.update == 0 else f'after {e.update} updates'}, {e.sentence()}" for e in self.evaluations]
         if self.report is not None:
             lines.append(f"report: {self.report}")
         return [*lines, f"run: {self.folder}"]
@@ -79,7 +79,7 @@ def train(
     config = config if isinstance(config, Config) else load(config)
     observer = observer or Silent()
     trackers.require(config.trackers.names)
-    assemble.check_splits(config)
+    assemble.check_early(config)
     folder = _run_folder(config, Path(out) if out is not None else None, resume)
     set_threads(config)
     source, initial = _sources(config, folder, resume, observer)
