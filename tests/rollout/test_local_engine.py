@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from headrace.rollout.clock import CostModel, now, run
 from headrace.rollout.engine import Completion, Engine, EngineError, Request, UnknownVersion
 from headrace.rollout.local_engine import LocalEngine
-from headrace.rollout.native_pages import NativeUnavailable, load_kernel
+from headrace.rollout.kernels import Kernels, NativeUnavailable
 from headrace.rollout.runners import PATHS, plain_logits
 
 VOCABULARY = 61
@@ -45,7 +45,7 @@ def sharpened(model: PreTrainedModel, factor: float = 4.0) -> PreTrainedModel:
 
 def native_works() -> bool:
     try:
-        load_kernel()
+        Kernels(torch.float32)
     except NativeUnavailable:
         return False
     return True
@@ -95,7 +95,7 @@ def largest_error(model: PreTrainedModel, context: list[int], sampled: list[tupl
 
 @pytest.mark.parametrize("path", PATHS)
 def test_logprobs_equal_a_plain_forward_over_conversations_that_join_and_leave(model: PreTrainedModel, path: str) -> None:
-    if path == "native" and not native_works():
+    if path in ("fused", "native") and not native_works():
         pytest.skip("no C compiler")
     engine = engine_of(model, tick_tokens=64, paths=[path])
     assert engine.path == path
@@ -160,9 +160,9 @@ def test_the_same_request_again_gives_the_same_tokens(model: PreTrainedModel) ->
     go(main)
 
 
-@pytest.mark.parametrize("path", ["native", "paged", "episode"])
+@pytest.mark.parametrize("path", ["fused", "native", "paged", "episode"])
 def test_exact_engines_give_identical_bits_whatever_else_is_in_the_batch(model: PreTrainedModel, path: str) -> None:
-    if path == "native" and not native_works():
+    if path in ("fused", "native") and not native_works():
         pytest.skip("no C compiler")
 
     def conversations(dispatches: range, slots: int) -> dict[int, Any]:
@@ -381,7 +381,7 @@ def test_a_second_request_of_a_dispatch_is_refused(model: PreTrainedModel) -> No
 
 
 def test_a_crash_in_the_forward_fails_everything_at_once_with_the_original_traceback(model: PreTrainedModel) -> None:
-    engine = engine_of(model)
+    engine = engine_of(model, paths=["paged"])
 
     def broken_layer(*_: Any) -> None:
         raise ZeroDivisionError("the layer broke")

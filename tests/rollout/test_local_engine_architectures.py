@@ -34,11 +34,12 @@ LINEAR = {
     "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
 }
 FAST = {"native", "paged"}
+FASTEST = {"fused", "paged"}
 ARCHITECTURES: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "Llama": ({}, FAST),
-    "Qwen2": ({}, FAST),
-    "Qwen3": ({"head_dim": 16}, FAST),
-    "Mistral": ({"sliding_window": 30, "head_dim": 8}, FAST),
+    "Llama": ({}, FASTEST),
+    "Qwen2": ({}, FASTEST),
+    "Qwen3": ({"head_dim": 16}, FASTEST),
+    "Mistral": ({"sliding_window": 30, "head_dim": 8}, FASTEST),
     "Gemma3": ({"head_dim": 16, "sliding_window": 30, "layer_types": ["sliding_attention", "full_attention"] * 2}, FAST),
     "SmolLM3": ({"no_rope_layers": [1, 0, 1, 1]}, FAST),
     "Olmo2": ({}, FAST),

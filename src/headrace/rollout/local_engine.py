@@ -29,27 +29,11 @@ from transformers import PreTrainedModel
 
 from headrace.rollout.clock import CostModel, charge, is_simulated
 from headrace.rollout.engine import Completion, EngineError, Request, Weights
+from headrace.rollout.meters import EngineMeters
 from headrace.rollout.pages import Span
 from headrace.rollout.runners import PATHS, choose_runner
 from headrace.rollout.sampling import greedy, sample, uniforms
 from headrace.rollout.snapshots import Snapshots
-
-
-@dataclass(frozen=True, slots=True)
-class EngineMeters:
-    """What the engine has done since its start.
-
-    ``prefill_tokens`` are tokens fed that the engine had not just sampled; ``refilled_tokens`` are those among them that
-    had been in a cache before (evicted, invalidated by a publication, or a context that changed). ``busy_seconds`` is
-    time inside ticks: measured, or charged in simulated time. ``slot_waits`` counts requests that had to wait for a slot.
-    """
-
-    sampled_tokens: int = 0
-    prefill_tokens: int = 0
-    refilled_tokens: int = 0
-    ticks: int = 0
-    busy_seconds: float = 0.0
-    slot_waits: int = 0
 
 
 @dataclass(slots=True)
@@ -85,6 +69,8 @@ class LocalEngine:
     ``path`` names how the model is run (``runners``; ``paths`` are those that may be tried), ``refused_paths`` why not faster.
     """
 
+    weight_slots: int | None = None
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -118,7 +104,7 @@ class LocalEngine:
         self._costs = CostModel() if costs is None else costs
         self._runner, self.refused_paths = choose_runner(self._model, slots, context_limit, exact=exact, paths=paths)
         self.path = self._runner.path
-        self._snapshots = Snapshots(self._model, keep=keep, version=version)
+        self._snapshots = Snapshots(self._model, keep=keep, version=version, packs=self._runner.packs)
         self._episodes: dict[int, _Episode] = {}
         self._idle: dict[int, _Episode] = {}  # seated and without a request, longest idle first
         self._free_slots = list(range(slots - 1, -1, -1))

@@ -63,16 +63,17 @@ class PagedCache(ABC, Generic[P]):
         return found
 
     @contextmanager
-    def attending(self, spans: Sequence[Span], *, high: bool = False) -> Iterator[None]:
-        """Within this context the registered attention function computes for ``spans``, flattened in their order."""
+    def attending(self, spans: Sequence[Span], *, high: bool = False) -> Iterator[P]:
+        """Within this context the registered attention function computes for ``spans``, flattened in their order: the plan."""
         slot_b = np.array([span.slot for span in spans], dtype=np.int64)
         start_b = np.array([span.start for span in spans], dtype=np.int64)
         new_b = np.array([len(span.token_ids) for span in spans], dtype=np.int64)
         for slot, length in zip(slot_b.tolist(), (start_b + new_b).tolist(), strict=True):
             self.pages.grow(slot, length, high=high)
-        token = _active.set((self, self.plan(slot_b, start_b, new_b, np.cumsum(new_b) - new_b)))
+        plan = self.plan(slot_b, start_b, new_b, np.cumsum(new_b) - new_b)
+        token = _active.set((self, plan))
         try:
-            yield
+            yield plan
         finally:
             _active.reset(token)
 

@@ -2,9 +2,11 @@
 
 ``choose_runner`` takes the first whose log-probabilities equal those of a plain forward on random tokens:
 
-- ``native``: all new tokens in one flattened forward over a paged cache (``paged_attention``), attention by the compiled
-  kernel. Any decoder whose layers only mix tokens through the attention interface, on a CPU with a C compiler.
-- ``paged``: the same with PyTorch's operations, on any device.
+- ``fused``: all new tokens in one flattened forward over a paged cache, few and compiled steps (``fused_decoder``). Llama-like
+  decoders on a CPU with a C compiler.
+- ``native``: the module's own forward with paged attention by the compiled kernel (``native_pages``). Any decoder whose
+  layers only mix tokens through the attention interface, on such a CPU.
+- ``paged``: the same with PyTorch's operations (``torch_pages``), on any device.
 - ``episode``: one transformers cache per sequence, one forward per sequence. Linear attention, convolutions, sinks, soft caps.
 - ``recompute``: no cache; the whole context again for each token.
 """
@@ -12,6 +14,7 @@
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -20,6 +23,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from headrace.rollout.cpu_linear import accelerate_linears, padded_rows
+from headrace.rollout.fused_decoder import FusedDecoder
 from headrace.rollout.native_pages import NativePagedCache
 from headrace.rollout.paged_attention import NAME, PagedCache
 from headrace.rollout.pages import PAGE, Span
@@ -32,6 +36,7 @@ _LINEAR_LAYERS = ("linear_attention", "conv", "mamba", "recurrent")
 
 class Runner(Protocol):
     path: str
+    packs: tuple[tuple[str, ...], ...]  # parameters that are best held side by side in memory
 
     def forward(self, spans: Sequence[Span], *, version: int = 0) -> Tensor:
         """Feed the spans; float32 logits after the last token of each span that samples, in order: [samples, vocabulary].
@@ -43,15 +48,20 @@ class Runner(Protocol):
         ...
 
 
-class PagedRunner:
-    def __init__(self, path: str, model: PreTrainedModel, cache: PagedCache[Any]) -> None:
-        self.path = path
-        self._model = model
-        self._device = model.device
+class _FlatRunner(ABC):
+    """All new tokens of all sequences in one flat row, padded to a length from a short list (``cpu_linear.padded_rows``);
+    padding belongs to no sequence, and attention leaves it out."""
+
+    path: str
+    packs: tuple[tuple[str, ...], ...] = ()
+
+    def __init__(self, cache: PagedCache[Any], device: torch.device) -> None:
         self._cache = cache
-        model.set_attn_implementation(NAME)
-        if self._device.type == "cpu":
-            accelerate_linears(model)
+        self._device = device
+
+    @abstractmethod
+    def _logits(self, plan: Any, token_ids: list[int], positions: list[int], rows: Tensor) -> Tensor:
+        """Logits after the tokens at ``rows``."""
 
     def forward(self, spans: Sequence[Span], *, version: int = 0) -> Tensor:
         token_ids: list[int] = []
@@ -62,29 +72,59 @@ class PagedRunner:
             positions.extend(range(span.start, span.start + len(span.token_ids)))
             if span.sample:
                 rows.append(len(token_ids) - 1)
-        # padding rows at the end belong to no sequence: the attention function leaves them out
-        padding = padded_rows(len(token_ids)) - len(token_ids) if self._device.type == "cpu" else 0
-        token_ids.extend([0] * padding)
-        positions.extend([0] * padding)
+        samples = len(rows)
+        if self._device.type == "cpu":
+            padding = [0] * (padded_rows(len(token_ids)) - len(token_ids))
+            token_ids += padding
+            positions += padding
+            rows += [0] * (padded_rows(samples) - samples)
         # some models reject an empty choice of rows: keep one and drop it afterwards
         kept = torch.tensor(rows or [0], device=self._device)
-        with torch.inference_mode(), self._cache.attending(spans, high=version % 2 == 1):
-            output = self._model(
-                input_ids=torch.tensor([token_ids], device=self._device),
-                position_ids=torch.tensor([positions], device=self._device),
-                use_cache=False,
-                logits_to_keep=kept,
-            )
-        logits: Tensor = output.logits[0, : len(rows)]
-        return logits.float()
+        with torch.inference_mode(), self._cache.attending(spans, high=version % 2 == 1) as plan:
+            return self._logits(plan, token_ids, positions, kept)[:samples].float()
 
     def truncate(self, slot: int, length: int) -> int:
         self._cache.pages.truncate(slot, length)
         return length
 
 
+class ModuleRunner(_FlatRunner):
+    """The transformers module itself, with the paged attention function."""
+
+    def __init__(self, path: str, model: PreTrainedModel, cache: PagedCache[Any]) -> None:
+        super().__init__(cache, model.device)
+        self.path = path
+        self._model = model
+        model.set_attn_implementation(NAME)
+        if self._device.type == "cpu":
+            accelerate_linears(model)
+
+    def _logits(self, plan: Any, token_ids: list[int], positions: list[int], rows: Tensor) -> Tensor:
+        logits: Tensor = self._model(
+            input_ids=torch.tensor([token_ids], device=self._device),
+            position_ids=torch.tensor([positions], device=self._device),
+            use_cache=False,
+            logits_to_keep=rows,
+        ).logits
+        return logits[0]
+
+
+class FusedRunner(_FlatRunner):
+    path = "fused"
+
+    def __init__(self, model: PreTrainedModel, slots: int, context_limit: int) -> None:
+        self._decoder = FusedDecoder(model, context_limit)
+        self._native = NativePagedCache(slots, context_limit, model.dtype)
+        super().__init__(self._native, model.device)
+        self.packs = self._decoder.packs
+
+    def _logits(self, plan: Any, token_ids: list[int], positions: list[int], rows: Tensor) -> Tensor:
+        return self._decoder(self._native, plan, token_ids, positions, rows)
+
+
 class EpisodeRunner:
     path = "episode"
+    packs: tuple[tuple[str, ...], ...] = ()
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -129,6 +169,7 @@ class EpisodeRunner:
 
 class RecomputeRunner:
     path = "recompute"
+    packs: tuple[tuple[str, ...], ...] = ()
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -156,7 +197,7 @@ def plain_logits(model: PreTrainedModel, token_ids: Sequence[int]) -> Tensor:
     return logits.float()
 
 
-PATHS = ("native", "paged", "episode", "recompute")
+PATHS = ("fused", "native", "paged", "episode", "recompute")
 
 
 def choose_runner(
@@ -166,15 +207,16 @@ def choose_runner(
     native = model.config._attn_implementation
     refused: dict[str, str] = {}
     makers: dict[str, Callable[[], Runner]] = {
-        "native": lambda: PagedRunner("native", model, NativePagedCache(slots, context_limit)),
-        "paged": lambda: PagedRunner("paged", model, TorchPagedCache(slots, context_limit, model.device, gather=exact)),
+        "fused": lambda: FusedRunner(model, slots, context_limit),
+        "native": lambda: ModuleRunner("native", model, NativePagedCache(slots, context_limit, model.dtype)),
+        "paged": lambda: ModuleRunner("paged", model, TorchPagedCache(slots, context_limit, model.device, gather=exact)),
         "episode": lambda: EpisodeRunner(model),
         "recompute": lambda: RecomputeRunner(model),
     }
     conversations = _conversations(model, context_limit, min(slots, 2))
     expected = [plain_logits(model, tokens).log_softmax(-1) for tokens in conversations]
     for path in paths:
-        reason = _mixes_elsewhere(model) if path in ("native", "paged") else None
+        reason = _mixes_elsewhere(model) if path in ("fused", "native", "paged") else None
         if reason is None:
             try:
                 runner = makers[path]()

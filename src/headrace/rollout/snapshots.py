@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import torch
@@ -69,13 +70,18 @@ class Snapshots(VersionStore[dict[str, Tensor]]):
     """Versioned copies of a module's parameters and persistent buffers.
 
     ``activate`` points the module's tensors at a version's copy, so switching costs no copying. Tied parameters are held
-    once; a publication may name them by any of their names. The first version is what the module holds now.
+    once; a publication may name them by any of their names. The first version is what the module holds now. Parameters of
+    a pack (equal in all but their first axis) lie side by side in memory, in the pack's order.
     """
 
-    def __init__(self, module: nn.Module, *, keep: int, version: int = 0) -> None:
+    def __init__(self, module: nn.Module, *, keep: int, version: int = 0, packs: Sequence[tuple[str, ...]] = ()) -> None:
         self._targets = _targets(module)
         self._aliases = _aliases(module, self._targets)
+        self._packs = packs
         self._active: dict[str, Tensor] = {name: target.data for name, target in self._targets.items()}
+        for name, place in self._places().items():
+            self._active[name] = place.copy_(self._active[name])
+            self._targets[name].data = place
         super().__init__(keep=keep, version=version, value=self._active)
 
     def publish(self, version: int, weights: Weights) -> None:
@@ -92,15 +98,25 @@ class Snapshots(VersionStore[dict[str, Tensor]]):
             self._targets[name].data = tensor
         self._active = wanted
 
+    def _places(self) -> dict[str, Tensor]:
+        """New memory for the packed parameters."""
+        places: dict[str, Tensor] = {}
+        for pack in self._packs:
+            parts = [self._targets[name] for name in pack]
+            joined = parts[0].new_empty(sum(len(part) for part in parts), *parts[0].shape[1:])
+            places |= dict(zip(pack, torch.split(joined, [len(part) for part in parts]), strict=True))
+        return places
+
     def _copy(self, weights: Weights) -> dict[str, Tensor]:
-        copied: dict[str, Tensor] = {}
+        copied: dict[str, Tensor] = self._places()
         for name, target in self._targets.items():
             source = next((weights[alias] for alias in self._aliases[name] if alias in weights), None)
             if source is None:
                 raise EngineError(f"published weights lack {name!r}; they must name every parameter and persistent buffer of the model")
             if source.shape != target.shape:
                 raise EngineError(f"published weight {name!r} has shape {tuple(source.shape)}, the model's has {tuple(target.shape)}")
-            copied[name] = torch.empty_like(target, requires_grad=False).copy_(source.detach())
+            place = copied[name] if name in copied else torch.empty_like(target, requires_grad=False)
+            copied[name] = place.copy_(source.detach())
         known = {alias for aliases in self._aliases.values() for alias in aliases}
         unknown = sorted(set(weights) - known)
         if unknown:

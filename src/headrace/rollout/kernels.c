@@ -1,14 +1,14 @@
-/* Attention over a paged key/value cache, one thread, for any number of new tokens of any number of sequences.
+/* Kernels for decoding with small models: attention over a paged key/value cache, and the elementwise steps between matrix
+ * products. One thread; float32 arithmetic whatever the storage. The file includes itself once per storage type.
  *
  * Keys lie transposed, [page][key/value head][size][PAGE], so that one vector holds one coordinate of neighbouring keys;
  * values lie as rows, [page][key/value head][PAGE][size]. Query rows that share a key/value head are taken ROWS at a time;
  * each tile walks over the pages it may see with an online softmax (Milakov and Gimelshein 2018). A row's arithmetic does
- * not depend on what else is in the batch. Sums are float32 whatever the storage.
- *
- * The file includes itself once per storage type.
+ * not depend on what else is in the batch.
  */
 #ifndef STORE
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -77,6 +77,10 @@ INLINE float total(vec sum) {
     return result;
 }
 
+/* the first `lanes` lanes of a vector, the others 0 */
+#define LOAD(from, lanes) TYPED(load_some)(from, (lanes) < LANES ? (int)(lanes) : LANES)
+#define SAVE(to, lanes, x) TYPED(store_some)(to, (lanes) < LANES ? (int)(lanes) : LANES, x)
+
 INLINE float load_f32(const float *x) { return *x; }
 INLINE vec load_vec_f32(const float *x) { return *(const vec *)x; }
 INLINE void store_f32(float *to, float x) { *to = x; }
@@ -94,6 +98,13 @@ INLINE void store_bf16(uint16_t *to, float x) { /* to nearest, ties to even; NaN
     uint32_t bits;
     memcpy(&bits, &x, 4);
     *to = x != x ? 0x7fc0 : (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+INLINE void store_vec_f32(float *to, vec x) { *(vec *)to = x; }
+INLINE void store_vec_bf16(uint16_t *to, vec x) {
+    uvec bits = (uvec)x, nan = (uvec)(x != x);
+    bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    *(half_vec *)to = __builtin_convertvector((nan & 0x7fc0) | (~nan & bits), half_vec);
 }
 
 typedef struct {
@@ -116,6 +127,69 @@ typedef struct {
 #include __FILE__
 
 #else
+
+INLINE vec TYPED(load_some)(const STORE *from, int lanes) {
+    if (lanes == LANES) return TYPED(load_vec)(from);
+    STORE padded[LANES] = {0};
+    memcpy(padded, from, sizeof(STORE) * lanes);
+    return TYPED(load_vec)(padded);
+}
+
+INLINE void TYPED(store_some)(STORE *to, int lanes, vec x) {
+    if (lanes == LANES) {
+        TYPED(store_vec)(to, x);
+        return;
+    }
+    STORE padded[LANES];
+    TYPED(store_vec)(padded, x);
+    memcpy(to, padded, sizeof(STORE) * lanes);
+}
+
+/* x += delta (where there is one); out = x / sqrt(mean(x^2) + eps) * weight, row by row. out may be x. */
+void TYPED(headrace_norm)(int64_t rows, int64_t row_stride, int64_t size, STORE *x, const STORE *delta, const STORE *weight, float eps,
+                          STORE *out) {
+    for (int64_t i = 0; i < rows; i++, x += row_stride, out += row_stride) {
+        vec squares = {0};
+        for (int64_t d = 0; d < size; d += LANES) {
+            vec value = LOAD(x + d, size - d);
+            if (delta) {
+                value += LOAD(delta + i * row_stride + d, size - d);
+                SAVE(x + d, size - d, value);
+            }
+            squares += value * value;
+        }
+        float scale = 1 / sqrtf(total(squares) / size + eps);
+        for (int64_t d = 0; d < size; d += LANES) SAVE(out + d, size - d, LOAD(x + d, size - d) * scale * LOAD(weight + d, size - d));
+    }
+}
+
+/* Rotary embedding in place on the first `heads` heads of each row: (a, b) -> (a cos - b sin, b cos + a sin), a and b the
+ * halves of a head; cos and sin are [rows][size / 2]. */
+void TYPED(headrace_rotate)(int64_t rows, int64_t row_stride, int64_t heads, int64_t size, STORE *x, const float *cosine, const float *sine) {
+    int64_t half = size / 2;
+    for (int64_t i = 0; i < rows; i++, x += row_stride, cosine += half, sine += half)
+        for (int64_t h = 0; h < heads; h++) {
+            STORE *a = x + h * size, *b = a + half;
+            for (int64_t d = 0; d < half; d += LANES) {
+                int lanes = half - d < LANES ? (int)(half - d) : LANES;
+                vec c = load_some_f32(cosine + d, lanes), s = load_some_f32(sine + d, lanes);
+                vec left = TYPED(load_some)(a + d, lanes), right = TYPED(load_some)(b + d, lanes);
+                TYPED(store_some)(a + d, lanes, left * c - right * s);
+                TYPED(store_some)(b + d, lanes, right * c + left * s);
+            }
+        }
+}
+
+/* out[rows][size] = silu(both[rows][:size]) * both[rows][size:] */
+void TYPED(headrace_gate)(int64_t rows, int64_t size, const STORE *both, STORE *out) {
+    for (int64_t i = 0; i < rows; i++, both += 2 * size, out += size)
+        for (int64_t d = 0; d < size; d += LANES) {
+            vec x = LOAD(both + d, size - d), small = exp_vec(-larger(x, -x)); /* e^-|x| */
+            ivec positive = x > 0;
+            vec top = (vec)((positive & (ivec)((vec){0} + 1.0f)) | (~positive & (ivec)small)); /* sigmoid(x) = top / (1 + small) */
+            SAVE(out + d, size - d, x * top / (1.0f + small) * LOAD(both + size + d, size - d));
+        }
+}
 
 /* scores[rows][PAGE] of one page */
 INLINE void TYPED(score)(int rows, const float *query, const STORE *keys, int64_t size, vec scores[ROWS][PAGE / LANES]) {
