@@ -160,7 +160,10 @@ FORKS = ["import os\nos.fork()", "import subprocess\nsubprocess.run(['true'])", 
          "import multiprocessing\nmultiprocessing.Process(target=print).start()"]  # fmt: skip
 FILES = ["open('/etc/passwd').read()", "open('/root/.bashrc').read()", "open('/written', 'w')", "open('/usr/written', 'w')",
          "import os\nos.remove('/usr/bin/env')", "import pathlib\npathlib.Path('/etc/shadow').read_text()"]  # fmt: skip
-NETWORK = ["import socket\nsocket.create_connection(('127.0.0.1', 80), 1)", "import urllib.request\nurllib.request.urlopen('http://127.0.0.1')"]
+NETWORK = [
+    "import socket\nsocket.create_connection(('127.0.0.1', 80), 1)",
+    "import urllib.request\nurllib.request.urlopen('http://127.0.0.1')",
+]
 
 
 @pytest.mark.parametrize("code", ENDLESS)

@@ -10,8 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from headrace.rollout.clock import CostModel, now, run
 from headrace.rollout.engine import Completion, Engine, EngineError, Request, UnknownVersion
-from headrace.rollout.local_engine import LocalEngine
 from headrace.rollout.kernels import Kernels, NativeUnavailable
+from headrace.rollout.local_engine import LocalEngine
 from headrace.rollout.runners import PATHS, plain_logits
 
 VOCABULARY = 61

@@ -272,7 +272,7 @@ class Breaking:
         result = self.inner(logprobs_nt, *args, **kwargs)
         bad = self.calls in self.bad_calls
         self.calls += 1
-        return dataclasses.replace(result, loss=result.loss * math.nan) if bad else result
+        return dataclasses.replace(result, loss=result.loss + math.nan) if bad else result
 
 
 def breaking(tiny: Any, bad_calls: set[int]) -> Learner:

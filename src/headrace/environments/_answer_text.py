@@ -102,9 +102,7 @@ _UNIT_TABLE = {  # kind -> "unit size" in the kind's base unit; a plural loses i
     "before noon": "am 1, a.m 1",
     "after noon": "pm 1, p.m 1",
 }
-_UNITS = {
-    name: (kind, Fraction(size)) for kind, units in _UNIT_TABLE.items() for name, size in (unit.split() for unit in units.split(","))
-}
+_UNITS = {name: (kind, Fraction(size)) for kind, units in _UNIT_TABLE.items() for name, size in (unit.split() for unit in units.split(","))}
 _MAGNITUDES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _CURRENCY = "$€£¥₹"
 
