@@ -16,12 +16,15 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from headrace.environments.base import Step, Task, ToolSpec
 from headrace.environments.grading import GradingError, equivalent, equivalent_async, extract_answer
 from headrace.environments.python_sandbox import PythonSandbox, ToolResult
 from headrace.environments.tool_calls import ToolCall, read_tool_calls
+
+if TYPE_CHECKING:
+    from headrace.environments.worlds import World
 
 PYTHON_TOOL = ToolSpec(
     "python",
@@ -279,3 +282,10 @@ class MathOptions:
         return MathToolEnvironment(
             sandbox, max_turns=self.max_turns, texts=texts, require_box=self.require_box, grading_seconds=self.grading_seconds
         )
+
+    def world(self) -> World:
+        """Tasks and environments for a run. ``ValueError`` at once where the Python tool cannot run on this machine."""
+        from headrace.environments.worlds import World
+
+        self.environment().close_now()
+        return World(self.tasks, self.environment)

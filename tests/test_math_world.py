@@ -1,0 +1,85 @@
+"""The math world under the agent loop: tokens in, tokens out, the verifier's word as outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from headrace.environments import math_tool
+from headrace.environments.grading import GradingError
+from headrace.environments.math_demonstrations import expert
+from headrace.environments.math_tool import MathOptions
+from headrace.environments.worlds import World
+from headrace.rollout.agent_loop import EpisodeSettings, run_episode
+from headrace.rollout.chat import ChatCodec
+from headrace.rollout.engine import Request
+from headrace.rollout.scripted_engine import Reply, ScriptedEngine
+from headrace.rollout.trajectory import Dispatch, Failure, Trajectory
+from headrace.training.tiny_policy import TinySizes, fit_tokenizer
+
+pytest.importorskip("pydantic_monty")
+SETTINGS = EpisodeSettings(context_limit=4000, reply_tokens=400)
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return MathOptions(source="word-problems", levels=(3,), texts="terse", max_turns=4).world()
+
+
+@pytest.fixture(scope="module")
+def codec(world: World) -> ChatCodec:
+    tasks = world.tasks("warmup", 50)
+    texts = [str(task.payload["question"]) for task in tasks] + [action for task in tasks for action in expert(task)]
+    return ChatCodec(fit_tokenizer(texts, TinySizes(split_digits=True)))
+
+
+def attempt(world: World, codec: ChatCodec, number: int, actions: list[str]) -> Trajectory | Failure:
+    task = world.tasks("train", number + 1)[number]
+
+    def answer(request: Request, version: int, weights: Any) -> Reply:
+        ids = codec.reply_ids(actions[request.turn])
+        return Reply(ids, (-0.1,) * len(ids))
+
+    engine = ScriptedEngine(answer, stop_token_ids=codec.stop_token_ids)
+    dispatch = Dispatch(number, task.id, task.kind, 0, 0.5, 0.5, None, 0)
+    return asyncio.run(run_episode(dispatch, task, world.environment(), engine, codec, SETTINGS))
+
+
+def test_the_expert_succeeds_token_by_token(world: World, codec: ChatCodec) -> None:
+    for number in range(5):
+        task = world.tasks("train", number + 1)[number]
+        trajectory = attempt(world, codec, number, expert(task))
+        assert isinstance(trajectory, Trajectory)
+        assert (trajectory.success, trajectory.outcome, trajectory.reason) == (True, 1.0, "answered")
+        assert len(trajectory.turns) == 3 and trajectory.turns[2].observation.strip().isdigit()
+
+
+def test_a_wrong_answer_and_running_out_of_turns_earn_nothing(world: World, codec: ChatCodec) -> None:
+    wrong = attempt(world, codec, 0, [r"\boxed{-1}"])
+    late = attempt(world, codec, 0, ["```python\n1\n```"] * 4)
+    for trajectory, reason in ((wrong, "answered"), (late, "horizon")):
+        assert isinstance(trajectory, Trajectory)
+        assert (trajectory.success, trajectory.outcome, trajectory.reason) == (False, 0.0, reason)
+
+
+def test_a_grader_error_is_an_unscored_attempt(world: World, codec: ChatCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_verdict(answer: str | None, gold: str, *, seconds: float) -> bool:
+        raise GradingError("no verdict")
+
+    monkeypatch.setattr(math_tool, "equivalent_async", no_verdict)
+    trajectory = attempt(world, codec, 0, [r"\boxed{1}"])
+    assert isinstance(trajectory, Trajectory)
+    assert math.isnan(trajectory.outcome) and not trajectory.scored and trajectory.reason == "grader_error"
+
+
+def test_options_that_this_machine_cannot_meet_are_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.environments import bubblewrap
+
+    monkeypatch.setattr(bubblewrap.shutil, "which", lambda name: None)
+    bubblewrap.require_bubblewrap.cache_clear()
+    with pytest.raises(ValueError, match="install the package bubblewrap"):
+        MathOptions(python="cpython").world()
+    bubblewrap.require_bubblewrap.cache_clear()
