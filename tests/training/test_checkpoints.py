@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from headrace.errors import RunFailed
 from headrace.training import checkpoints
@@ -115,3 +116,16 @@ def test_another_format_is_named(tmp_path):
     (path / "checkpoint.json").write_text(json.dumps({**manifest, "format": 99}))
     with pytest.raises(RunFailed, match="format 99"):
         load_newest(tmp_path)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("PytorchStreamWriter failed writing file"), SafetensorError("os error 28")])
+def test_a_full_disk_as_torch_and_safetensors_say_it_is_a_failed_run(error, tmp_path, monkeypatch):
+    save(tmp_path, make(1), keep=1)
+
+    def full(*_args, **_kwargs):
+        raise error
+
+    monkeypatch.setattr(checkpoints.torch, "save", full)
+    with pytest.raises(RunFailed, match="could not be written"):
+        save(tmp_path, make(2), keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["update-000001"]

@@ -218,3 +218,18 @@ def test_smollm2_from_its_package_is_a_plain_trainable_model(tiny: Any, tmp_path
     assert "Paris" in policy.tokenizer.decode(reply)
     policy.save(tmp_path / "saved")
     assert_equal(policy.weights(), Policy.load(tmp_path / "saved", dtype="bfloat16").weights())
+
+
+def test_a_full_disk_as_safetensors_says_it_is_an_os_error_and_the_old_folder_stays(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    from safetensors import SafetensorError
+
+    policy = Policy.load(folder)
+    kept = policy.save(tmp_path / "kept")
+
+    def full(*_args: Any, **_kwargs: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(policy.model, "save_pretrained", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        policy.save(kept)
+    assert (kept / "config.json").is_file() and sorted(path.name for path in tmp_path.iterdir()) == ["kept", "model"]

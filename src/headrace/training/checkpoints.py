@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from headrace.errors import RunFailed
@@ -69,7 +70,7 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
         _write_manifest(aside, checkpoint)
         _verify(aside)
         _replace(aside, target)
-    except OSError as error:
+    except (OSError, RuntimeError, SafetensorError, ValueError) as error:  # torch and safetensors have their own for a full disk
         shutil.rmtree(aside, ignore_errors=True)
         raise RunFailed(f"checkpoint {target} could not be written ({error}); the previous one is untouched") from error
     _prune(folder, keep, newest=checkpoint.updates)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -156,6 +157,9 @@ def save(
         for name, text in (notes or {}).items():
             (aside / name).write_text(text, encoding="utf-8")
         _swap(aside, folder)
+    except SafetensorError as error:  # its own for a full disk
+        shutil.rmtree(aside, ignore_errors=True)
+        raise OSError(f"{folder} could not be written: {error}") from error
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
