@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -140,10 +141,12 @@ def test_a_step_that_nobody_awaits_any_more_does_not_act_in_the_next_episode() -
 @engine
 def test_the_real_engine_counts_the_horizon_as_the_simulator_does() -> None:
     task = tasks("train", 1)[0]
+    arguments = list(sys.argv)
     world = alfworld.AlfworldEnvironment(horizon=2)
     with pytest.raises(RuntimeError, match="call reset"):
         world.step_now("look")
     world.reset_now(task)
+    assert sys.argv == arguments
     assert not world.step_now("look").done
     last = world.step_now("look")
     assert (last.done, last.success, last.reason) == (True, False, "horizon")

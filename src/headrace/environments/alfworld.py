@@ -11,8 +11,10 @@ import importlib
 import importlib.util
 import json
 import os
+import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,7 +129,7 @@ class AlfworldEnvironment:
         return self._reset(task, self._episode)
 
     def _reset(self, task: Task, episode: int) -> str:
-        with _ENGINE_LOCK:
+        with _ENGINE_LOCK, _arguments_kept():
             self._check(episode)
             if self._loaded != task or self._engine is None:
                 self._engine = _engine_for(task)
@@ -164,6 +166,16 @@ class AlfworldEnvironment:
         if self._task is None:
             raise RuntimeError("The ALFWorld environment has no episode: call reset with a task before admissible.")
         return list(self._state["admissible_commands"])
+
+
+@contextmanager
+def _arguments_kept() -> Iterator[None]:
+    """The engine's translator puts its own command line into ``sys.argv`` and leaves it there."""
+    kept = sys.argv
+    try:
+        yield
+    finally:
+        sys.argv = kept
 
 
 def _engine_for(task: Task) -> Any:

@@ -169,7 +169,9 @@ class _Facts:
 
     def vessels(self) -> dict[str, tuple[str, ...]]:
         inside = self.pairs("inreceptacleobject")
-        return {vessel: tuple(obj for obj, outer in inside if outer == vessel) for vessel in self.those("isreceptacleobject")}
+        vessels = self.those("isreceptacleobject")
+        # The engine's text never lists a thing as inside itself, whatever the facts say.
+        return {vessel: tuple(obj for obj, outer in inside if outer == vessel != obj) for vessel in vessels}
 
     def locations(self) -> dict[str, str]:
         places: dict[str, str] = {}
