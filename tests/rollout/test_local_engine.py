@@ -1,4 +1,5 @@
 import asyncio
+import copy
 import random
 import traceback
 from collections.abc import Callable, Coroutine
@@ -452,6 +453,23 @@ def test_simulated_time_is_charged_by_the_cost_model(model: PreTrainedModel) -> 
     # the prompt's tick samples the first token: 3 ticks, 3 sampled, 8 fed
     assert go(main, simulated=True) == 3 * 10.0 + 3 * 1.0 + 8 * 0.125 + 5.0
     assert engine.meters.busy_seconds == 34.0
+
+
+def test_a_model_with_low_rank_adapters_is_served_merged_under_its_base_names(model: PreTrainedModel) -> None:
+    peft = pytest.importorskip("peft")
+    adapted = copy.deepcopy(model)
+    peft.get_peft_model(adapted, peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
+    engine = engine_of(adapted, stop_token_ids=[])
+    assert set(engine._snapshots._targets) == set(dict(model.named_parameters()))
+
+    async def main() -> None:
+        done = await engine.generate(request(0, max_tokens=20))
+        entries = [(3 + i, logprob, 0) for i, logprob in enumerate(done.logprobs)]
+        assert largest_error(adapted, [5, 6, 7, *done.token_ids], entries) < 1e-4
+        assert largest_error(model, [5, 6, 7, *done.token_ids], entries) > 1e-2
+        await engine.publish(1, weights_of(model))
+
+    go(main)
 
 
 def test_the_model_of_the_caller_is_left_alone(model: PreTrainedModel) -> None:

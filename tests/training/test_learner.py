@@ -348,6 +348,14 @@ def test_steps_smaller_than_bfloat16_resolves_are_not_lost(tiny: Any) -> None:
     assert all(parameter.grad is None for parameter in trained.policy.trainable().values())
 
 
+def test_bfloat16_gradients_of_micro_batches_add_up(tiny: Any) -> None:
+    norms = []
+    for size in (10_000, 50):
+        trained = Learner(Policy(tiny.model("Llama").bfloat16(), None), recipe("spo++"), dataclasses.replace(SETTINGS, max_tokens=size))
+        norms.append(train(trained, tiny.batch(0)).metrics.gradient_norm)
+    assert norms[0] == pytest.approx(norms[1], rel=0.05)
+
+
 def test_an_update_learns_what_it_is_paid_for(tiny: Any) -> None:
     batch = tiny.batch(6, count=16)
     trained = learner(tiny, dataclasses.replace(SETTINGS, minibatches=2))

@@ -47,14 +47,14 @@ def assert_same_scores_and_gradients(tiny: Any, policy: Policy, reference: nn.Mo
 @pytest.mark.parametrize("kind", PACKED)
 def test_packed_rows_equal_rows_alone(tiny: Any, kind: str) -> None:
     policy = Policy(tiny.model(kind), None)
-    assert policy.describe().layout == "packed"
+    assert (policy.describe().layout, policy.describe().head) == ("packed", "chunked")
     assert_same_scores_and_gradients(tiny, policy, tiny.model(kind))
 
 
 @pytest.mark.parametrize("kind", PADDED)
 def test_models_that_packing_would_mix_take_padded_rows_and_equal_rows_alone(tiny: Any, kind: str) -> None:
     policy = Policy(tiny.model(kind), None)
-    assert policy.describe().layout == "padded"
+    assert (policy.describe().layout, policy.describe().head) == ("padded", "chunked")
     assert_same_scores_and_gradients(tiny, policy, tiny.model(kind))
 
 
@@ -109,6 +109,18 @@ def test_a_model_that_looks_ahead_is_refused(tiny: Any) -> None:
     model.model.norm.forward = lambda hidden: plain(hidden + hidden.roll(-1, dims=1))
     with pytest.raises(UserError, match="cannot be trained here"):
         Policy(model, None)
+
+
+@torch.no_grad()
+def test_a_leak_too_small_to_show_in_scores_still_keeps_rows_apart(tiny: Any) -> None:
+    """A causal layer that mixes positions a little: right for rows alone, and packed rows would see each other."""
+    model = tiny.model("Llama")
+    plain = model.model.norm.forward
+    model.model.norm.forward = lambda hidden: plain(hidden) + 3e-6 * hidden.cumsum(1)
+    policy = Policy(model, None)
+    probe, reference = policy._forward._probe()
+    assert policy._forward._take_attention(PACKED_ATTENTION) and policy._forward._agrees(probe, reference, "packed", "chunked")
+    assert policy.describe().layout == "padded"
 
 
 def test_bfloat16_models_are_packed_too_and_score_in_float32(tiny: Any) -> None:

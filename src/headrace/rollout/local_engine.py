@@ -18,7 +18,6 @@ the original exception as the cause.
 from __future__ import annotations
 
 import asyncio
-import copy
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +30,7 @@ from headrace.rollout.clock import CostModel, charge, is_simulated
 from headrace.rollout.engine import Completion, EngineError, Request, Weights
 from headrace.rollout.meters import EngineMeters
 from headrace.rollout.pages import Span
+from headrace.rollout.plain_module import plain_copy
 from headrace.rollout.runners import PATHS, choose_runner
 from headrace.rollout.sampling import greedy, sample, uniforms
 from headrace.rollout.snapshots import Snapshots
@@ -95,7 +95,7 @@ class LocalEngine:
         longest = getattr(config, "max_position_embeddings", None)
         if longest is not None and context_limit > longest:
             raise ValueError(f"context_limit {context_limit} is beyond the model's {longest} positions: lower it")
-        self._model = copy.deepcopy(model).train(False).requires_grad_(False)
+        self._model = plain_copy(model)
         self._vocabulary = int(config.vocab_size)
         self._stops = frozenset(stop_token_ids)
         self._context_limit, self._tick_tokens = context_limit, tick_tokens

@@ -31,6 +31,7 @@ from transformers import PreTrainedModel
 from headrace.rollout.clock import is_simulated
 from headrace.rollout.engine import Completion, EngineError, Request, UnknownVersion, Weights
 from headrace.rollout.meters import EngineMeters
+from headrace.rollout.plain_module import has_adapters, plain_copy
 
 _LENGTH = struct.Struct("<Q")
 _ERRORS: dict[str, type[EngineError]] = {"EngineError": EngineError, "UnknownVersion": UnknownVersion}
@@ -89,7 +90,7 @@ class ProcessEngine:
                 raise ValueError(f"the engine's model folder does not exist: {folder}")
         else:
             folder = self._scratch / "model"
-            model.save_pretrained(folder)
+            (plain_copy(model) if has_adapters(model) else model).save_pretrained(folder)
         self._socket, theirs = socket.socketpair()
         environment = os.environ | {
             "OMP_NUM_THREADS": str(threads),
@@ -180,6 +181,7 @@ class ProcessEngine:
             error = EngineError(f"the engine's process was not ready after {self._start_seconds:g} s{self._said()}")
             self._fail(error)
             raise error from None
+        shutil.rmtree(self._scratch / "model", ignore_errors=True)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
