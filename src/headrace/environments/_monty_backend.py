@@ -85,7 +85,7 @@ class MontyPool:
         if pid is None or pid in self._prepared or sys.platform != "linux":
             return
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, pid, 10)
+            os.setpriority(os.PRIO_PROCESS, pid, 5)
             ceiling = (1024 + 4 * limits.memory_mb) * 2**20
             resource.prlimit(pid, resource.RLIMIT_AS, (ceiling, ceiling))
         self._prepared.add(pid)

@@ -89,7 +89,7 @@ def install_seccomp() -> bool:
 
 
 def limit_self(memory_bytes: int) -> None:
-    os.nice(10)
+    os.nice(5)
     for kind, most in (
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_FSIZE, 16 * 2**20),
