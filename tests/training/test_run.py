@@ -257,6 +257,13 @@ def test_lora_trains_and_leaves_an_ordinary_policy(toy_config, tmp_path):
     assert result.updates == 4
 
 
+def test_an_engine_in_a_process_of_its_own_trains_and_replays(toy_config, tmp_path):
+    config = toy_config(run={"clock": "real"}, engine={"placement": "process"})
+    train(config, out=tmp_path / "run")
+    assert replay(tmp_path / "run", resolve_recipe(config)).ok
+    assert len(read_metrics(tmp_path / "run")) == 3
+
+
 def test_real_time_trains_and_replays_too(toy_config, tmp_path):
     config = toy_config(run={"clock": "real"})
     train(config, out=tmp_path / "run")
