@@ -46,9 +46,9 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "Phi3": ({}, FAST),
     "Gemma2": ({"head_dim": 16, "sliding_window": 30}, {"episode"}),
     "GptOss": ({"head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 30}, {"episode"}),
-    "Qwen3Next": (LINEAR | {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}, {"episode"}),
-    "Lfm2": ({"full_attn_idxs": [1, 3], "conv_L_cache": 3}, {"episode"}),
-    "Qwen3_5": (LINEAR, {"episode"}),
+    "Qwen3Next": (LINEAR | {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}, {"hybrid"}),
+    "Lfm2": ({"full_attn_idxs": [1, 3], "conv_L_cache": 3}, {"hybrid"}),
+    "Qwen3_5": (LINEAR, {"hybrid"}),
 }
 
 

@@ -91,15 +91,18 @@ def _attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The registered function: query, key, value are [1, heads, N, size]; returns [1, N, heads, size]."""
+    """The registered function: query, key, value are [B, heads, N, size], whose B * N tokens are the spans' one after another;
+    returns [B, N, heads, size]."""
     for refused in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(refused) is not None:
             raise UnsupportedAttention(f"the model's attention uses {refused!r}")
     cache, plan = _active.get()
     index: Any = module.layer_idx
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return cache.attend(plan, index, query, key, value, scaling, sliding_window or 0)[None], None
+    batch, _, length, _ = query.shape
+    query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
+    done = cache.attend(plan, index, query, key, value, scaling, sliding_window or 0)
+    return done.view(batch, length, *done.shape[1:]), None
 
 
 AttentionInterface.register(NAME, _attention)

@@ -7,7 +7,9 @@
 - ``native``: the module's own forward with paged attention by the compiled kernel (``native_pages``). Any decoder whose
   layers only mix tokens through the attention interface, on such a CPU.
 - ``paged``: the same with PyTorch's operations (``torch_pages``), on any device.
-- ``episode``: one transformers cache per sequence, one forward per sequence. Linear attention, convolutions, sinks, soft caps.
+- ``hybrid``: sequences that feed equally many tokens share a forward; attention layers over a paged cache, linear and
+  convolution layers by their states (``hybrid_states``). Qwen3.5, Qwen3-Next, LFM2 and their like.
+- ``episode``: one transformers cache and one forward per sequence. Sinks, soft caps and whatever else.
 - ``recompute``: no cache; the whole context again for each token.
 """
 
@@ -24,6 +26,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from headrace.rollout.cpu_linear import accelerate_linears, padded_rows
 from headrace.rollout.fused_decoder import FusedDecoder
+from headrace.rollout.hybrid_states import SlotStates
+from headrace.rollout.kernels import NativeUnavailable
 from headrace.rollout.native_pages import NativePagedCache
 from headrace.rollout.paged_attention import NAME, PagedCache
 from headrace.rollout.pages import PAGE, Span
@@ -122,15 +126,59 @@ class FusedRunner(_FlatRunner):
         return self._decoder(self._native, plan, token_ids, positions, rows)
 
 
+class HybridRunner:
+    """Attention layers over a paged cache, linear and convolution layers by their states: sequences that feed equally many
+    tokens share a forward [sequences, tokens]. A state that sums up the past cannot go back, so truncation forgets all."""
+
+    path = "hybrid"
+    packs: tuple[tuple[str, ...], ...] = ()
+
+    def __init__(self, model: PreTrainedModel, cache: PagedCache[Any], slots: int) -> None:
+        self._model = model
+        self._cache = cache
+        self._states = SlotStates(model, slots)
+        self._argument = _cache_argument(model)
+        model.set_attn_implementation(NAME)
+
+    def forward(self, spans: Sequence[Span], *, version: int = 0) -> Tensor:
+        groups: dict[tuple[int, bool], list[int]] = {}
+        for index, span in enumerate(spans):
+            groups.setdefault((len(span.token_ids), span.start == 0), []).append(index)
+        rows: dict[int, Tensor] = {}
+        for (_, fresh), members in groups.items():
+            logits = self._feed([spans[index] for index in members], fresh, version)
+            rows |= {index: logits[row] for row, index in enumerate(members) if spans[index].sample}
+        ordered = [rows[index] for index in sorted(rows)]
+        return torch.stack(ordered) if ordered else torch.empty(0, self._model.config.get_text_config().vocab_size)
+
+    def _feed(self, spans: Sequence[Span], fresh: bool, version: int) -> Tensor:
+        device, slots = self._model.device, [span.slot for span in spans]
+        positions = torch.tensor([[span.start] for span in spans], device=device) + torch.arange(len(spans[0].token_ids), device=device)
+        with torch.inference_mode(), self._cache.attending(spans, high=version % 2 == 1):
+            states = self._states.load(slots, fresh=fresh)
+            output = self._model(
+                input_ids=torch.tensor([list(span.token_ids) for span in spans], device=device),
+                position_ids=positions,
+                use_cache=True,
+                logits_to_keep=1,
+                **{self._argument: states},
+            )
+            self._states.save(slots, states)
+        logits: Tensor = output.logits[:, -1].float()
+        return logits
+
+    def truncate(self, slot: int, length: int) -> int:
+        self._cache.pages.truncate(slot, 0)
+        return 0
+
+
 class EpisodeRunner:
     path = "episode"
     packs: tuple[tuple[str, ...], ...] = ()
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        # transformers 5.24 renamed the argument
-        names = inspect.signature(model.forward).parameters
-        self._argument = "cache" if "cache" in names else "past_key_values"
+        self._argument = _cache_argument(model)
         self._caches: dict[int, DynamicCache] = {}
 
     def forward(self, spans: Sequence[Span], *, version: int = 0) -> Tensor:
@@ -190,6 +238,21 @@ class RecomputeRunner:
         return min(length, len(self._tokens[slot]))
 
 
+def _cache_argument(model: PreTrainedModel) -> str:
+    """transformers 5.24 renamed it."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def _paged_cache(model: PreTrainedModel, slots: int, context_limit: int) -> PagedCache[Any]:
+    """Compiled where that is possible."""
+    try:
+        if model.device.type == "cpu":
+            return NativePagedCache(slots, context_limit, model.dtype)
+    except NativeUnavailable:
+        pass
+    return TorchPagedCache(slots, context_limit, model.device, gather=True)
+
+
 def plain_logits(model: PreTrainedModel, token_ids: Sequence[int]) -> Tensor:
     """Float32 logits [t, vocabulary] of one forward over the whole sequence, without any cache."""
     with torch.inference_mode():
@@ -197,7 +260,7 @@ def plain_logits(model: PreTrainedModel, token_ids: Sequence[int]) -> Tensor:
     return logits.float()
 
 
-PATHS = ("fused", "native", "paged", "episode", "recompute")
+PATHS = ("fused", "native", "paged", "hybrid", "episode", "recompute")
 
 
 def choose_runner(
@@ -210,13 +273,17 @@ def choose_runner(
         "fused": lambda: FusedRunner(model, slots, context_limit),
         "native": lambda: ModuleRunner("native", model, NativePagedCache(slots, context_limit, model.dtype)),
         "paged": lambda: ModuleRunner("paged", model, TorchPagedCache(slots, context_limit, model.device, gather=exact)),
+        "hybrid": lambda: HybridRunner(model, _paged_cache(model, slots, context_limit), slots),
         "episode": lambda: EpisodeRunner(model),
         "recompute": lambda: RecomputeRunner(model),
     }
     conversations = _conversations(model, context_limit, min(slots, 2))
     expected = [plain_logits(model, tokens).log_softmax(-1) for tokens in conversations]
     for path in paths:
-        reason = _mixes_elsewhere(model) if path in ("fused", "native", "paged") else None
+        elsewhere = _mixes_elsewhere(model)
+        reason = elsewhere if path in ("fused", "native", "paged") else None
+        if path == "hybrid" and elsewhere is None:
+            reason = "the model has attention layers only"
         if reason is None:
             try:
                 runner = makers[path]()
