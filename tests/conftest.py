@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 # What may be absent even where everything that `make test` installs is present.
-ABSENT_WITH_REASON = ("verl", "shared data", "bubblewrap", "CUDA", "root", "chromium", "Chromium", "tensorboard")
+ABSENT_WITH_REASON = ("verl", "shared data", "bubblewrap", "CUDA", "root", "chromium", "Chromium", "tensorboard", "reasoning_gym")
 
 
 @pytest.hookimpl(hookwrapper=True)
