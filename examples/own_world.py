@@ -5,11 +5,12 @@ Name it in a configuration as ``examples/own_world.py:world``; ``[environment.op
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Sequence
 
 from headrace.environments.base import Step, Task, ToolSpec
-from headrace.environments.worlds import World
+from headrace.environments.worlds import Exchange, World
 
 SPLITS = {"train": (0, 1, 2, 3), "warmup": (4,), "test": (5,)}  # which secrets belong to a split, by their remainder modulo 6
 
@@ -32,11 +33,20 @@ class GuessTheNumber:
         self._guesses = guesses
 
     async def reset(self, task: Task) -> str:
+        return self.reset_now(task)
+
+    async def step(self, action: str) -> Step:
+        return self.step_now(action)
+
+    async def close(self) -> None:
+        """Nothing is held. A world with a process or a connection ends it here."""
+
+    def reset_now(self, task: Task) -> str:
         self._secret: int = task.payload["secret"]
         self._left = self._guesses
         return f"I think of a number from 1 to {task.payload['most']}."
 
-    async def step(self, action: str) -> Step:
+    def step_now(self, action: str) -> Step:
         self._left -= 1  # every reply costs a guess, so that an episode always ends
         numbers = re.findall(r"\d{1,9}", action)
         guess = int(numbers[-1]) if numbers else None
@@ -48,12 +58,28 @@ class GuessTheNumber:
             return Step("That is no number.", done=False, success=False, reason=None, unmatched=True)
         return Step("Higher." if guess < self._secret else "Lower.", done=False, success=False, reason=None)
 
-    async def close(self) -> None:
-        """Nothing is held. A world with a process or a connection ends it here."""
+
+def demonstrate(task: Task, seed: int, guesses: int) -> list[Exchange]:
+    """One imperfect attempt for a cold start, as (what was seen, what was then said) pairs: bisection that is now and then off."""
+    source, game = random.Random(f"{task.id} {seed}"), GuessTheNumber(guesses)
+    seen, low, high = game.reset_now(task), 1, task.payload["most"]
+    exchanges: list[Exchange] = []
+    while True:
+        guess = source.randint(low, high) if source.random() < 0.2 else (low + high) // 2
+        exchanges.append((seen, str(guess)))
+        step = game.step_now(str(guess))
+        if step.done:
+            return exchanges
+        low, high = (guess + 1, high) if step.observation == "Higher." else (low, guess - 1)
+        seen = step.observation
 
 
 def world(most: int = 100, guesses: int = 7) -> World:
     """The world for these options: its tasks, and a fresh environment for every episode."""
     if most < 6 or guesses < 1:
         raise ValueError(f"most must be at least 6 and guesses at least 1, not {most} and {guesses}")
-    return World(tasks=lambda split, count: tasks(split, count, most), environment=lambda: GuessTheNumber(guesses))
+    return World(
+        tasks=lambda split, count: tasks(split, count, most),
+        environment=lambda: GuessTheNumber(guesses),
+        demonstrate=lambda task, seed: demonstrate(task, seed, guesses),
+    )

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from headrace.environments import math_tool
+from headrace.environments.base import Task
 from headrace.environments.grading import GradingError
 from headrace.environments.math_demonstrations import expert
-from headrace.environments.math_tool import MathOptions
-from headrace.environments.worlds import World
+from headrace.environments.worlds import World, make
 from headrace.rollout.agent_loop import EpisodeSettings, run_episode
 from headrace.rollout.chat import ChatCodec
 from headrace.rollout.engine import Request
@@ -26,7 +26,7 @@ SETTINGS = EpisodeSettings(context_limit=4000, reply_tokens=400)
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    return MathOptions(source="word-problems", levels=(3,), texts="terse", max_turns=4).world()
+    return make("math", {"source": "word-problems", "levels": [3], "texts": "terse", "max_turns": 4, "slip": 0.3})
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,15 @@ def test_the_expert_succeeds_token_by_token(world: World, codec: ChatCodec) -> N
         assert len(trajectory.turns) == 3 and trajectory.turns[2].observation.strip().isdigit()
 
 
+def test_the_world_demonstrates_verified_solutions_only(world: World, codec: ChatCodec) -> None:
+    assert world.demonstrate is not None
+    found = {task: world.demonstrate(task, 0) for task in world.tasks("warmup", 40)}
+    assert 20 < sum(map(bool, found.values())) < 40  # some slipped and failed
+    for task, exchanges in found.items():
+        assert not exchanges or (exchanges[0][0] == task.payload["question"] and task.payload["answer"] in exchanges[-1][1])
+    assert world.demonstrate(Task("t/1", "t", {"question": "?", "answer": "1"}), 0) == []
+
+
 def test_a_wrong_answer_and_running_out_of_turns_earn_nothing(world: World, codec: ChatCodec) -> None:
     wrong = attempt(world, codec, 0, [r"\boxed{-1}"])
     late = attempt(world, codec, 0, ["```python\n1\n```"] * 4)
@@ -81,5 +90,5 @@ def test_options_that_this_machine_cannot_meet_are_refused_before_anything_runs(
     monkeypatch.setattr(bubblewrap.shutil, "which", lambda name: None)
     bubblewrap.require_bubblewrap.cache_clear()
     with pytest.raises(ValueError, match="install the package bubblewrap"):
-        MathOptions(python="cpython").world()
+        make("math", {"python": "cpython"})
     bubblewrap.require_bubblewrap.cache_clear()

@@ -75,6 +75,15 @@ def test_out_of_guesses_is_no_success_and_a_win_on_the_last_guess_is(world: Worl
     assert asyncio.run(game("5", "6", "1"))[-1] == Step("That is it.", True, True, "success")
 
 
+def test_demonstrations_are_played_in_the_world_and_now_and_then_fail(world: World) -> None:
+    assert world.demonstrate is not None
+    attempts = [world.demonstrate(task, 0) for task in world.tasks("train", 999)]
+    assert attempts == [world.demonstrate(task, 0) for task in world.tasks("train", 999)]
+    endings = [attempt[-1][1] == str(task.payload["secret"]) for task, attempt in zip(world.tasks("train", 999), attempts, strict=True)]
+    assert 0.6 < sum(endings) / len(endings) < 1
+    assert all(attempt[0][0] == "I think of a number from 1 to 100." for attempt in attempts)
+
+
 def test_the_agent_loop_runs_it(world: World) -> None:
     """A scripted policy that always says 50, then 75, ... as tokens, through the chat template and back."""
     task = world.tasks("train", 999)[-1]  # 99

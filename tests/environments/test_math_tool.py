@@ -8,8 +8,9 @@ import pytest
 
 from headrace.environments import grading, math_tool
 from headrace.environments.base import Environment, Step, Task
+from headrace.environments.math_options import MathOptions
 from headrace.environments.math_play import play
-from headrace.environments.math_tool import FULL, TERSE, MathOptions, MathToolEnvironment, Reply, read_reply
+from headrace.environments.math_tool import FULL, TERSE, MathToolEnvironment, Reply, read_reply
 from headrace.environments.python_sandbox import PythonSandbox
 
 pytest.importorskip("pydantic_monty")
@@ -82,6 +83,8 @@ def test_it_is_an_environment_with_one_tool_and_instructions() -> None:
     assert [tool.name for tool in environment.tools] == ["python"]
     assert environment.system is not None and "8 turns" in environment.system and "{" not in environment.system.replace("\\boxed{}", "")
     assert world(texts=TERSE).system is None and world(texts=TERSE).tools == ()
+    alone = world(max_turns=1)
+    assert alone.system == FULL.system_alone and "Python" not in str(alone.system) and alone.tools == ()
 
 
 def test_a_tool_call_is_answered_with_its_output_and_a_boxed_answer_ends_the_episode() -> None:
@@ -211,6 +214,7 @@ def test_a_task_of_another_world_and_a_step_before_reset_are_refused() -> None:
         ({"python": "docker"}, "environment.options.python"),
         ({"texts": "loud"}, "environment.options.texts"),
         ({"max_turns": 0}, "environment.options.max_turns must be above 0"),
+        ({"slip": 1}, "environment.options.slip"),
     ],
 )
 def test_bad_options_are_refused_when_they_are_read(options: dict[str, object], complaint: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -44,46 +44,78 @@ def expert(task: Task) -> list[str]:
     return [*(call.action() for call in calls), _answer(closing, str(task.payload["answer"]))]
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The opening, (action, the world's answer to it) pairs, and whether the last action was the right answer."""
+
+    opening: str
+    turns: tuple[tuple[str, str], ...]
+    success: bool
+
+    def exchanges(self) -> list[tuple[str, str]]:
+        """(what was seen, what was then done) pairs."""
+        seen = [self.opening, *(answer for _, answer in self.turns)]
+        return [(observation, action) for observation, (action, _) in zip(seen, self.turns, strict=False)]
+
+
 def demonstration(
     task: Task, seed: int = 0, *, slip: float = 0.05, environment: MathToolEnvironment | None = None
 ) -> list[tuple[str, str]]:
-    """One attempt as (action, the world's answer to it) pairs.
+    """The turns of ``attempt``: (action, the world's answer to it) pairs."""
+    return list(attempt(task, seed, slip=slip, environment=environment).turns)
+
+
+def attempt(task: Task, seed: int = 0, *, slip: float = 0.05, environment: MathToolEnvironment | None = None) -> Attempt:
+    """Play one scripted solution.
 
     ``slip`` is the probability at each call of a weakness: a call that fails and is repeated, a turn of idle words, a wrong
-    number, an answer without a calculation. So some attempts fail; ``solves`` tells. The same arguments give the same
-    attempt. ``environment`` decides the wording of observations and the number of turns.
+    number, an answer without a calculation. So some attempts fail. The same arguments give the same attempt. ``environment``
+    decides the wording of observations and the number of turns.
     """
     if not 0 <= slip < 1:
         raise ValueError(f"slip is {slip}; it is a probability below 1.")
-    world = environment or MathToolEnvironment()
+    player = _Player(task, environment or MathToolEnvironment())
     source = random.Random(f"demonstration {task.id} {seed}")
-    calls, closing = solution(task)
-    world.reset_now(task)
-    turns: list[tuple[str, str]] = []
-    astray = False
+    for said in _script(task, source, slip, player):
+        if player.say(said):
+            break
+    return Attempt(player.opening, tuple(player.turns), player.success)
 
-    def say(action: str) -> bool:
-        step = world.step_now(action)
-        turns.append((action, step.observation))
+
+class _Player:
+    """Says things to the world and remembers the answers."""
+
+    def __init__(self, task: Task, world: MathToolEnvironment) -> None:
+        self._world = world
+        self.opening = world.reset_now(task)
+        self.turns: list[tuple[str, str]] = []
+        self.success = False
+
+    def say(self, action: str) -> bool:
+        step = self._world.step_now(action)
+        self.turns.append((action, step.observation))
+        self.success = step.success
         return step.done
 
+
+def _script(task: Task, source: random.Random, slip: float, player: _Player) -> Iterator[str]:
+    calls, closing = solution(task)
+    gold, astray = str(task.payload["answer"]), False
     for call in calls:
         weakness = source.choice(("broken", "idle", "wrong", "guess")) if source.random() < slip else None
         if weakness == "guess":
-            say(_answer("", str(source.randint(1, 100))))
-            return turns
-        if (weakness == "broken" and say(_broken(call, source).action())) or (weakness == "idle" and say("Let me think.")):
-            return turns
+            yield _answer("", str(source.randint(1, 100)))
+        elif weakness == "broken":
+            yield _broken(call, source).action()
+        elif weakness == "idle":
+            yield "Let me think."
         astray = astray or weakness == "wrong"
-        if say((_with_wrong_number(call, source) if weakness == "wrong" else call).action()):
-            return turns
-    gold = str(task.payload["answer"])
-    say(_answer(closing, _shown(turns, gold) if astray else gold))
-    return turns
+        yield (_with_wrong_number(call, source) if weakness == "wrong" else call).action()
+    yield _answer(closing, _shown(player.turns, gold) if astray else gold)
 
 
-def solves(task: Task, turns: list[tuple[str, str]], environment: MathToolEnvironment | None = None) -> bool:
-    """Whether an attempt ends in the right answer, by playing its actions once more."""
+def solves(task: Task, turns: Sequence[tuple[str, str]], environment: MathToolEnvironment | None = None) -> bool:
+    """Whether (action, answer) pairs end in the right answer, by playing the actions once more."""
     world = environment or MathToolEnvironment()
     world.reset_now(task)
     steps = [world.step_now(action) for action, _ in turns]
@@ -95,7 +127,7 @@ def _answer(words: str, answer: str) -> str:
     return f"{words}\n{box}" if words else box
 
 
-def _shown(turns: list[tuple[str, str]], gold: str) -> str:
+def _shown(turns: Sequence[tuple[str, str]], gold: str) -> str:
     """What one who believes the tool answers: the number shown last, in the gold's spelling where it is the gold."""
     quantity, wanted = None, parse_quantity(normalize(gold))
     for line in reversed(turns[-1][1].splitlines() if turns else []):

@@ -16,15 +16,11 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
 
 from headrace.environments.base import Step, Task, ToolSpec
 from headrace.environments.grading import GradingError, equivalent, equivalent_async, extract_answer
 from headrace.environments.python_sandbox import PythonSandbox, ToolResult
 from headrace.environments.tool_calls import ToolCall, read_tool_calls
-
-if TYPE_CHECKING:
-    from headrace.environments.worlds import World
 
 PYTHON_TOOL = ToolSpec(
     "python",
@@ -43,6 +39,8 @@ class MathTexts:
         "Solve the problem. You can run Python code: call the tool python, or write a block that begins with ```python and ends "
         "with ```. The next message is its output. You have {turns} turns. Give the final answer in \\boxed{}."
     )
+    system_alone: str | None = "Solve the problem. Give the final answer in \\boxed{}."
+    """Instead of ``system`` where there is one turn only, so that no code can be run."""
     question: str = "{question}"
     output: str = "{output}"
     silent: str = "(no output; print a value, or end with an expression)"
@@ -52,7 +50,7 @@ class MathTexts:
 
 
 FULL = MathTexts()
-TERSE = MathTexts(system=None, silent="(no output)", reminder="?", last_turn="", too_many="")
+TERSE = MathTexts(system=None, system_alone=None, silent="(no output)", reminder="?", last_turn="", too_many="")
 """For policies that are trained from nothing: no instructions, the shortest answers."""
 
 
@@ -123,8 +121,9 @@ class MathToolEnvironment:
         self._require_box, self._grading_seconds = require_box, grading_seconds
         self._task: Task | None = None
         self._turns = 0
-        self.system: str | None = None if texts.system is None else texts.system.replace("{turns}", str(max_turns))
-        self.tools: Sequence[ToolSpec] = (PYTHON_TOOL,) if texts.system is not None else ()
+        instructions = texts.system if max_turns > 1 else texts.system_alone
+        self.system: str | None = None if instructions is None else instructions.replace("{turns}", str(max_turns))
+        self.tools: Sequence[ToolSpec] = (PYTHON_TOOL,) if instructions is not None and max_turns > 1 else ()
 
     async def reset(self, task: Task) -> str:
         return self.reset_now(task)
@@ -211,81 +210,3 @@ def _answered(right: bool) -> Step:
 
 def _unscored(error: GradingError) -> Step:
     return Step(f"(no verdict: {error})", True, False, "grader_error", outcome=math.nan)
-
-
-# --- configuration ----------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class MathOptions:
-    """``[environment.options]`` of the math world: where problems come from (see ``math_problems.tasks``) and how they are played."""
-
-    source: str = "offline"
-    levels: Sequence[int] = (1, 2, 3)
-    seed: int = 0
-    path: str = ""
-    hub: str = ""
-    hub_config: str | None = None
-    columns: dict[str, str] | None = None
-    splits: Sequence[str] | None = None
-    subset: int | None = None
-    sets: Sequence[str] = ("chain_sum", "gcd", "gsm_symbolic")
-    max_turns: int = 8
-    texts: Literal["full", "terse"] = "full"
-    require_box: bool = True
-    python: Literal["monty", "cpython"] = "monty"
-    tool_seconds: float = 5.0
-    tool_memory_mb: int | None = None
-    output_chars: int = 2_000
-    grading_seconds: float = 5.0
-
-    def __post_init__(self) -> None:
-        from headrace.environments.math_problems import LEVELS, SOURCES
-
-        self._one_of("source", self.source, SOURCES)
-        self._one_of("texts", self.texts, ("full", "terse"))
-        self._one_of("python", self.python, ("monty", "cpython"))
-        if not self.levels or any(level not in LEVELS for level in self.levels):
-            raise ValueError(f"environment.options.levels must be some of {list(LEVELS)}, not {list(self.levels)}")
-        for name in ("max_turns", "tool_seconds", "output_chars", "grading_seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"environment.options.{name} must be above 0, not {getattr(self, name)!r}")
-
-    @staticmethod
-    def _one_of(name: str, value: object, known: Sequence[str]) -> None:
-        if value not in known:
-            raise ValueError(f"environment.options.{name} must be one of {', '.join(known)}, not {value!r}")
-
-    def tasks(self, split: str, count: int) -> list[Task]:
-        from headrace.environments import math_problems
-
-        return math_problems.tasks(
-            split,
-            count,
-            source=self.source,
-            levels=self.levels,
-            seed=self.seed,
-            path=self.path,
-            hub=self.hub,
-            hub_config=self.hub_config,
-            columns=self.columns,
-            splits=self.splits,
-            subset=self.subset,
-            sets=self.sets,
-        )
-
-    def environment(self) -> MathToolEnvironment:
-        sandbox = PythonSandbox(
-            self.python, seconds=self.tool_seconds, memory_mb=self.tool_memory_mb, output_chars=self.output_chars, seed=self.seed
-        )
-        texts = TERSE if self.texts == "terse" else FULL
-        return MathToolEnvironment(
-            sandbox, max_turns=self.max_turns, texts=texts, require_box=self.require_box, grading_seconds=self.grading_seconds
-        )
-
-    def world(self) -> World:
-        """Tasks and environments for a run. ``ValueError`` at once where the Python tool cannot run on this machine."""
-        from headrace.environments.worlds import World
-
-        self.environment().close_now()
-        return World(self.tasks, self.environment)

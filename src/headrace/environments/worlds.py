@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from headrace.environments.base import Environment, Task
+from headrace.environments.math_options import MathOptions
 
 Exchange = tuple[str, str]
 """What the agent saw, and what it then did."""
@@ -56,35 +57,6 @@ def _positive(name: str, value: int) -> None:
         raise ValueError(f"environment.options.{name} must be a whole number above 0, not {value!r}")
 
 
-@dataclass(frozen=True, slots=True)
-class MathOptions:
-    """``source`` and what belongs to it as in ``math_problems.tasks``; ``texts``: "full", or "terse" for policies trained from
-    nothing; ``require_box``: without it the stated fallbacks count as an answer too."""
-
-    source: str = "offline"
-    levels: Sequence[int] = (1, 2, 3)
-    seed: int = 0
-    path: str = ""
-    hub: str = ""
-    hub_config: str | None = None
-    columns: Mapping[str, str] = field(default_factory=dict)
-    splits: Sequence[str] | None = None
-    subset: int | None = None
-    sets: Sequence[str] = ("chain_sum", "gcd", "gsm_symbolic")
-    max_turns: int = 8
-    texts: Literal["full", "terse"] = "full"
-    require_box: bool = True
-
-    def __post_init__(self) -> None:
-        from headrace.environments.math_problems import SOURCES
-
-        if self.source not in SOURCES:
-            raise ValueError(f"environment.options.source: unknown source of problems {self.source!r} (known: {', '.join(SOURCES)})")
-        if self.texts not in ("full", "terse"):
-            raise ValueError(f'environment.options.texts must be "full" or "terse", not {self.texts!r}')
-        _positive("max_turns", self.max_turns)
-
-
 def _household(options: HouseholdOptions) -> World:
     from headrace.environments import household
 
@@ -100,21 +72,8 @@ def _household(options: HouseholdOptions) -> World:
 
 
 def _math(options: MathOptions) -> World:
-    from headrace.environments import math_demonstrations, math_problems
-    from headrace.environments.math_tool import FULL, TERSE, MathToolEnvironment
-
-    own = ("max_turns", "texts", "require_box")
-    source = {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.name not in own}
-    texts = FULL if options.texts == "full" else TERSE
-
-    def environment() -> MathToolEnvironment:
-        return MathToolEnvironment(max_turns=options.max_turns, texts=texts, require_box=options.require_box)
-
-    def demonstrate(task: Task, seed: int) -> list[Exchange]:
-        world = environment()
-        return exchanges(world.reset_now(task), math_demonstrations.demonstration(task, seed, environment=world))
-
-    return World(lambda split, count: math_problems.tasks(split, count, **source), environment, demonstrate)
+    options.environment().close_now()  # refuses at once what this machine cannot run
+    return World(options.tasks, options.environment, options.demonstration)
 
 
 def exchanges(opening: str, attempt: Sequence[tuple[str, str]]) -> list[Exchange]:

@@ -27,7 +27,7 @@ def arithmetic(source: random.Random, level: int) -> Problem:
 
 
 def _number(source: random.Random, level: int) -> tuple[str, int, int]:
-    number = source.randint(2, (60, 99, 99, 200, 999)[level - 1])
+    number = source.randint(2, (99, 99, 99, 200, 999)[level - 1])
     return str(number), number, 3
 
 

@@ -1,0 +1,106 @@
+"""The math world's options in a configuration: where problems come from and how they are played."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from headrace.environments.base import Task
+
+if TYPE_CHECKING:
+    from headrace.environments.math_tool import MathToolEnvironment
+
+
+@dataclass(frozen=True, slots=True)
+class MathOptions:
+    """``[environment.options]`` of the math world.
+
+    ``source`` to ``sets``: see ``math_problems.tasks``. ``texts``: "full", or "terse" for policies trained from nothing.
+    ``require_box``: without it the stated fallbacks count as an answer too. ``python``: how the tool runs code (see
+    ``python_sandbox``), within ``tool_seconds``, ``tool_memory_mb`` and ``output_chars``. ``grading_seconds``: processor
+    time of one symbolic comparison. ``slip``: how often scripted solutions show a weakness.
+    """
+
+    source: str = "offline"
+    levels: Sequence[int] = (1, 2, 3)
+    seed: int = 0
+    path: str = ""
+    hub: str = ""
+    hub_config: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    splits: Sequence[str] | None = None
+    subset: int | None = None
+    sets: Sequence[str] = ("chain_sum", "gcd", "gsm_symbolic")
+    max_turns: int = 8
+    texts: Literal["full", "terse"] = "full"
+    require_box: bool = True
+    python: Literal["monty", "cpython"] = "monty"
+    tool_seconds: float = 5.0
+    tool_memory_mb: int | None = None
+    output_chars: int = 2_000
+    grading_seconds: float = 5.0
+    slip: float = 0.05
+
+    def __post_init__(self) -> None:
+        from headrace.environments.math_problems import LEVELS, SOURCES
+
+        _one_of("source", self.source, SOURCES)
+        _one_of("texts", self.texts, ("full", "terse"))
+        _one_of("python", self.python, ("monty", "cpython"))
+        if not self.levels or any(level not in LEVELS for level in self.levels):
+            raise ValueError(f"environment.options.levels must be some of {list(LEVELS)}, not {list(self.levels)}")
+        for name in ("max_turns", "tool_seconds", "output_chars", "grading_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"environment.options.{name} must be above 0, not {getattr(self, name)!r}")
+        if not 0 <= self.slip < 1:
+            raise ValueError(f"environment.options.slip is a probability below 1, not {self.slip!r}")
+
+    def tasks(self, split: str, count: int) -> list[Task]:
+        from headrace.environments import math_problems
+
+        return math_problems.tasks(
+            split,
+            count,
+            source=self.source,
+            levels=self.levels,
+            seed=self.seed,
+            path=self.path,
+            hub=self.hub,
+            hub_config=self.hub_config,
+            columns=self.columns,
+            splits=self.splits,
+            subset=self.subset,
+            sets=self.sets,
+        )
+
+    def environment(self) -> MathToolEnvironment:
+        """``ValueError`` where the Python tool cannot run on this machine."""
+        from headrace.environments.math_tool import FULL, TERSE, MathToolEnvironment
+        from headrace.environments.python_sandbox import PythonSandbox
+
+        sandbox = PythonSandbox(
+            self.python, seconds=self.tool_seconds, memory_mb=self.tool_memory_mb, output_chars=self.output_chars, seed=self.seed
+        )
+        texts = TERSE if self.texts == "terse" else FULL
+        return MathToolEnvironment(
+            sandbox, max_turns=self.max_turns, texts=texts, require_box=self.require_box, grading_seconds=self.grading_seconds
+        )
+
+    def demonstration(self, task: Task, seed: int) -> list[tuple[str, str]]:
+        """A scripted solution as (what was seen, what was done) pairs, if it ends in the right answer; else an empty list."""
+        from headrace.environments.math_demonstrations import NoDemonstration, attempt
+
+        world = self.environment()
+        try:
+            tried = attempt(task, seed, slip=self.slip, environment=world)
+        except NoDemonstration:
+            return []
+        finally:
+            world.close_now()
+        return tried.exchanges() if tried.success else []
+
+
+def _one_of(name: str, value: object, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"environment.options.{name} must be one of {', '.join(known)}, not {value!r}")
