@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -425,6 +427,27 @@ def test_without_bubblewrap_the_jail_is_refused_with_what_to_do(monkeypatch: pyt
     with pytest.raises(SandboxUnavailable, match="permission for user namespaces"):
         PythonSandbox("cpython")
     bubblewrap.require_bubblewrap.cache_clear()
+
+
+def test_neither_the_tool_nor_the_grader_keeps_the_process_from_ending() -> None:
+    script = """
+import asyncio, threading
+from headrace.environments.grading import equivalent_async
+from headrace.environments.python_sandbox import PythonSandbox
+
+async def main():
+    sandbox = PythonSandbox(seconds=30.0)
+    print((await sandbox.run_async("1 + 1")).output, await equivalent_async("1/2", "0.5"))
+    asyncio.ensure_future(sandbox.run_async("while True: pass"))
+    await asyncio.sleep(0.2)
+
+asyncio.run(main())
+print([thread.name for thread in threading.enumerate() if not thread.daemon])
+"""
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "2 True\n['MainThread']\n", done.stderr
+    assert time.monotonic() - started < 25
 
 
 # --- small parts --------------------------------------------------------------------------------------------------------------------

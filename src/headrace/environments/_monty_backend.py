@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import Any, ClassVar
 
+from headrace.environments._daemon_threads import DaemonThreads
 from headrace.environments._last_expression import show_last_expression
 from headrace.environments.sandbox_results import Limit, Limits, SandboxUnavailable, ToolResult, short_traceback, shorten
 
@@ -53,7 +54,7 @@ class MontyPool:
         self.library: Any = pydantic_monty
         self._owner = os.getpid()
         self._prepared: set[int] = set()
-        self.threads = ThreadPoolExecutor(workers, thread_name_prefix="headrace-python-tool")
+        self.threads = DaemonThreads(workers, "headrace-python-tool")
         self._pool = pydantic_monty.Monty(
             min_processes=0,
             max_processes=workers,
@@ -65,8 +66,11 @@ class MontyPool:
         self._pool.__enter__()
 
     def close(self) -> None:
+        """End the workers, those in the middle of a call too: the library's own ending would wait for them."""
         if os.getpid() == self._owner:  # a forked child must not stop its parent's workers
-            self.threads.shutdown(wait=False, cancel_futures=True)
+            for pid in self._prepared:
+                if _is_child(pid):
+                    _kill(pid)
             self._pool.__exit__(None, None, None)
 
     def checkout(self, limits: Limits, seed: int) -> Any:
@@ -100,7 +104,7 @@ class MontyEpisode:
         self._state: bytes | None = None
 
     @property
-    def threads(self) -> ThreadPoolExecutor:
+    def threads(self) -> Executor:
         return self._pool.threads
 
     def close(self) -> None:
@@ -167,6 +171,15 @@ def _describe(failure: Any, code: str) -> str:
     message = failure.display("type-msg") if hasattr(failure, "traceback") else str(failure)
     here = frames[0].filename if frames else ""
     return short_traceback([(frame.line, frame.function_name, frame.filename == here) for frame in frames], message, code)
+
+
+def _is_child(pid: int) -> bool:
+    """Whether the process is (still) one of ours: ids of processes that have ended are used again."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return int(stat.read().rpartition(")")[2].split()[1]) == os.getpid()
+    except (OSError, ValueError, IndexError):
+        return False
 
 
 def _kill(pid: int | None) -> None:

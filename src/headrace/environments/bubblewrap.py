@@ -10,11 +10,12 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from headrace.environments._daemon_threads import DaemonThreads
 from headrace.environments._line_process import ChildDied, ChildTooSlow, LineProcess
 from headrace.environments.sandbox_results import Limit, Limits, SandboxUnavailable, ToolResult, short_traceback, shorten
 
@@ -27,9 +28,9 @@ _SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/etc/ld.so.cache", "/etc
 _VARIABLES = (("PATH", "/usr/bin"), ("HOME", "/tmp"), ("LANG", "C.UTF-8"), ("OMP_NUM_THREADS", "1"), ("OPENBLAS_NUM_THREADS", "1"))
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
-_threads = ThreadPoolExecutor(min(32, 4 * (os.cpu_count() or 1)), thread_name_prefix="headrace-python-jail")
+_threads = DaemonThreads(min(32, 4 * (os.cpu_count() or 1)), "headrace-python-jail")
 # Jails die with the thread that started them (the kernel's parent-death signal), so one lasting thread starts all of them.
-_starter = ThreadPoolExecutor(1, thread_name_prefix="headrace-python-jail-starter")
+_starter = DaemonThreads(1, "headrace-python-jail-starter")
 
 
 def jail_command(program: str, *arguments: str) -> list[str]:
@@ -98,7 +99,7 @@ class JailEpisode:
         self._closed = False
 
     @property
-    def threads(self) -> ThreadPoolExecutor:
+    def threads(self) -> Executor:
         return _threads
 
     def close(self) -> None:

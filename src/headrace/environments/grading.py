@@ -21,7 +21,6 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,6 +37,7 @@ from headrace.environments._answer_text import (
     well_formed,
     words_key,
 )
+from headrace.environments._daemon_threads import DaemonThreads
 from headrace.environments._line_process import ChildDied, ChildTooSlow, LineProcess
 from headrace.environments.optional import MissingPackage
 
@@ -242,7 +242,7 @@ def equivalent(answer: str | None, gold: str, *, seconds: float = DEFAULT_SECOND
     return answer is not None and _cached(answer, gold, float(seconds))
 
 
-_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="headrace-grading")
+_threads = DaemonThreads(4, "headrace-grading")
 
 
 async def equivalent_async(answer: str | None, gold: str, *, seconds: float = DEFAULT_SECONDS) -> bool:

@@ -25,7 +25,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from types import TracebackType
 from typing import Literal, Protocol
 
@@ -40,7 +40,7 @@ class Episode(Protocol):
     """One episode's Python, with its variables. ``threads`` are those on which waiting for it may block."""
 
     @property
-    def threads(self) -> ThreadPoolExecutor: ...
+    def threads(self) -> Executor: ...
 
     def run(self, code: str) -> ToolResult: ...
 
