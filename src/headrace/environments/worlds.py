@@ -62,7 +62,7 @@ def _household(options: HouseholdOptions) -> World:
 
     def demonstrate(task: Task, seed: int) -> list[Exchange]:
         opening = household.HouseholdEnvironment(horizon=options.horizon).reset_now(task)
-        return exchanges(opening, household.demonstration(task, seed, order="listed", horizon=options.horizon))
+        return exchanges(opening, household.demonstration(task, seed, horizon=options.horizon))
 
     return World(
         tasks=lambda split, count: household.tasks(_split(split, ("train", "seen", "unseen", "warmup")), count, rooms=options.rooms),

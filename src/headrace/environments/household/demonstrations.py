@@ -18,7 +18,7 @@ from headrace.environments.household.environment import HouseholdEnvironment
 from headrace.environments.household.expert import Aim, aim_of
 from headrace.environments.household.problem import TREATMENTS
 
-Order = Literal["listed", "sensible", "random"]
+Order = Literal["sensible", "random"]
 _HOLDS = {receptacle.lower(): frozenset(obj.lower() for obj in objects) for receptacle, objects in MAY_HOLD.items()}
 _SEEN = re.compile(r"you see (.*?)\.")
 _ITEM = re.compile(r"\ba ([a-z]+ \d+)")
@@ -27,10 +27,8 @@ _ITEM = re.compile(r"\ba ([a-z]+ \d+)")
 def demonstration(task: Task, seed: int, *, order: Order = "sensible", slip: float = 0.05, horizon: int = 30) -> list[tuple[str, str]]:
     """One attempt of the explorer as (action, the world's answer to it) pairs, at most ``horizon`` of them.
 
-    ``order`` of the search: ``"listed"`` looks first where such an object may lie, place after place as the opening lists them
-    (the easiest to imitate, since what comes next can be read); ``"sensible"`` looks there too, in any order; ``"random"``
-    anywhere. ``slip`` is the probability of a useless or impossible action at each turn. The same arguments give the same
-    attempt; it may fail, which ``solves`` tells.
+    ``order``: ``"sensible"`` looks first where such an object may lie, ``"random"`` anywhere. ``slip`` is the probability of a
+    useless or impossible action at each turn. The same arguments give the same attempt; it may fail, which ``solves`` tells.
     ValueError for a task outside the six kinds.
     """
     if not 0 <= slip < 1:
@@ -158,9 +156,8 @@ class Explorer:
 
     def _search_order(self) -> list[str]:
         names = list(self._receptacles)
-        if self._order != "listed":
-            self._rng.shuffle(names)
-        if self._order != "random":
+        self._rng.shuffle(names)
+        if self._order == "sensible":
             names.sort(key=lambda name: self._object not in _HOLDS.get(_base(name), frozenset()))
         return names
 
