@@ -89,7 +89,11 @@ def test_it_answers_as_the_local_engine_does_and_leaves_nothing_behind(model: Pr
         withdrawn.cancel()
         await asyncio.gather(withdrawn, return_exceptions=True)
         assert (await engine.generate(request(11))).token_ids  # the dispatch is free again
-        running, _ = await asyncio.gather(engine.generate(request(12, max_tokens=450)), engine.end(12), return_exceptions=True)
+        os.kill(pid, signal.SIGSTOP)  # so that both frames are there when it reads
+        both = asyncio.gather(engine.generate(request(12, max_tokens=450)), engine.end(12), return_exceptions=True)
+        await asyncio.sleep(0.05)
+        os.kill(pid, signal.SIGCONT)
+        running, _ = await both
         assert "dispatch 12 was ended" in str(running)
         running, _ = await asyncio.gather(engine.generate(request(13, max_tokens=450)), engine.close(), return_exceptions=True)
         assert isinstance(running, EngineError)
