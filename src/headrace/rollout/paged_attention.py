@@ -8,6 +8,7 @@ them is a ``PagedCache``'s own affair: ``native_pages`` (compiled, CPU) or ``tor
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -58,7 +59,7 @@ class PagedCache(ABC, Generic[P]):
         """The layer's pages [capacity, *shape]. Zeroed, because what was never written must be finite."""
         found = self._layers.get(index)
         if found is None:
-            found = like.new_zeros(self.pages.capacity, *keys), like.new_zeros(self.pages.capacity, *values)
+            found = _zeros(like, (self.pages.capacity, *keys)), _zeros(like, (self.pages.capacity, *values))
             self._layers[index] = found
         return found
 
@@ -76,6 +77,16 @@ class PagedCache(ABC, Generic[P]):
             yield plan
         finally:
             _active.reset(token)
+
+
+def _zeros(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """On the CPU memory that the system hands out zeroed when it is first touched, aligned to cache lines."""
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    size = math.prod(shape) * like.element_size()
+    raw = np.zeros(size + 64, dtype=np.uint8)
+    start = -raw.ctypes.data % 64
+    return torch.from_numpy(raw[start : start + size]).view(like.dtype).view(shape)
 
 
 _active: ContextVar[tuple[PagedCache[Any], Any]] = ContextVar("headrace_paged")

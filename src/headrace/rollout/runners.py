@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -33,8 +34,11 @@ from headrace.rollout.paged_attention import NAME, PagedCache
 from headrace.rollout.pages import PAGE, Span
 from headrace.rollout.torch_pages import TorchPagedCache
 
-# largest difference of log-probabilities that rounding explains, by the precision of the weights
-TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
+# What rounding explains. In float32 the largest difference of a log-probability. In half precision single ones differ by
+# tenths between any two orders of summation, so there the largest mean over the vocabulary: about 0.1 for SmolLM2 in
+# bfloat16, and above 1 as soon as one layer attends to wrong tokens.
+LARGEST = 1e-4
+MEAN = {torch.bfloat16: 0.4, torch.float16: 0.1}
 _LINEAR_LAYERS = ("linear_attention", "conv", "mamba", "recurrent")
 
 
@@ -287,7 +291,7 @@ def choose_runner(
         if reason is None:
             try:
                 runner = makers[path]()
-                reason = _differs(runner, conversations, expected, TOLERANCE.get(model.dtype, 0.25))
+                reason = _differs(runner, conversations, expected, MEAN.get(model.dtype))
             except Exception as error:  # whatever a foreign architecture raises, a slower path is tried
                 reason = f"{type(error).__name__}: {error}"
             if reason is None:
@@ -315,7 +319,7 @@ def _conversations(model: PreTrainedModel, context_limit: int, count: int) -> li
     return [torch.randint(config.vocab_size, (length,), generator=generator).tolist() for length in lengths]
 
 
-def _differs(runner: Runner, conversations: list[list[int]], expected: list[Tensor], tolerance: float) -> str | None:
+def _differs(runner: Runner, conversations: list[list[int]], expected: list[Tensor], mean: float | None) -> str | None:
     """Feed the conversations side by side in uneven pieces (prompts, single tokens, a mixture) and compare."""
     worst = 0.0
     # lengths after each step, from the end: a prompt, one token, a chunk, the rest; the second one token by token
@@ -326,8 +330,10 @@ def _differs(runner: Runner, conversations: list[list[int]], expected: list[Tens
         spans = [Span(slot, cuts[slot][step], conversations[slot][cuts[slot][step] : cuts[slot][step + 1]]) for slot in fed]
         logprobs = runner.forward(spans).log_softmax(-1)
         for row, slot in enumerate(fed):
-            worst = max(worst, float((logprobs[row] - expected[slot][cuts[slot][step + 1] - 1]).abs().max()))
+            difference = (logprobs[row] - expected[slot][cuts[slot][step + 1] - 1]).abs()
+            found = float(difference.max() if mean is None else difference.mean())
+            worst = max(worst, found) if math.isfinite(found) else math.inf
     for slot in range(len(conversations)):
         runner.truncate(slot, 0)
-    # a NaN is a failure too
-    return None if worst <= tolerance else f"log-probabilities differ from a plain forward by {worst:.2g} (allowed: {tolerance:g})"
+    allowed = LARGEST if mean is None else mean
+    return None if worst <= allowed else f"log-probabilities differ from a plain forward by {worst:.2g} (allowed: {allowed:g})"
