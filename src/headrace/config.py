@@ -17,6 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from headrace.errors import UserError
 from headrace.open_doors import absolute
 
+CONFIG_FILE = "config.toml"
+"""The resolved configuration in a run's directory."""
+
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -288,11 +291,10 @@ def _check_names(config: Config, source: str) -> None:
 
 
 def _check_groups(config: Config, group_size: int) -> None:
-    batch, places = config.rollout.batch_size, config.rollout.concurrency
-    if batch % group_size:
-        raise ValueError(f"rollout.batch_size ({batch}) must be a multiple of the group size ({group_size}) of {config.recipe}")
-    if places < group_size:
-        raise ValueError(f"rollout.concurrency ({places}) must be at least the group size ({group_size}) of {config.recipe}")
+    """The scheduler's own rules, asked for before anything is built."""
+    from headrace.rollout.scheduler import SchedulerSettings
+
+    SchedulerSettings(batch_size=config.rollout.batch_size, concurrency=config.rollout.concurrency, group_size=group_size)
 
 
 def _override(data: dict[str, Any], override: str) -> None:
@@ -305,10 +307,10 @@ def _override(data: dict[str, Any], override: str) -> None:
         target = target.setdefault(section, {})
         if not isinstance(target, dict):
             raise UserError(f"--set {override}: {section} is not a section")
-    target[name] = _toml_value(text.strip())
+    target[name] = toml_value(text.strip())
 
 
-def _toml_value(text: str) -> Any:
+def toml_value(text: str) -> Any:
     """``text`` as a TOML value; a bare word is a string, so that ``--set recipe=grpo`` needs no quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]

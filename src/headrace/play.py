@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from headrace.config import toml_value
 from headrace.environments import worlds
 from headrace.environments.base import Environment, Task
 from headrace.environments.worlds import World
@@ -85,5 +86,5 @@ def _options(options: Sequence[str]) -> dict[str, object]:
         name, separator, value = option.partition("=")
         if not separator:
             raise UserError(f"--set {option}: write it as name=value")
-        chosen[name.strip()] = int(value) if value.strip().isdigit() else value.strip()
+        chosen[name.strip()] = toml_value(value.strip())
     return chosen

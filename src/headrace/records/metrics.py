@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from headrace.files import write_whole
 from headrace.records.errors import RunError
 
 METRICS_FILE = "metrics.jsonl"
@@ -178,7 +178,7 @@ class MetricsFile:
         if self.path.exists():
             whole = [line for line in self.path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
             if sum(map(len, whole)) != self.path.stat().st_size:
-                self._replace(b"".join(whole))
+                write_whole(self.path, b"".join(whole))
 
     def append(self, metrics: UpdateMetrics) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -188,15 +188,7 @@ class MetricsFile:
         """Keep the rows of the first ``updates`` updates: what a resumed run takes back leaves no row. Written aside, then renamed."""
         if self.path.exists():
             kept = [row for row in read_metrics(self.path.parent) if row.update < updates]
-            self._replace("".join(map(to_line, kept)).encode())
-
-    def _replace(self, content: bytes) -> None:
-        aside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(self.path)
+            write_whole(self.path, "".join(map(to_line, kept)))
 
 
 def read_metrics(folder: str | Path) -> list[UpdateMetrics]:

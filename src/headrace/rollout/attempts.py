@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 from headrace.environments.base import Environment, Task
@@ -55,8 +55,3 @@ async def run_attempts(
     except ExceptionGroup as errors:  # one cause, met by several workers at once
         raise errors.exceptions[0] from None
     return [result for result in results if result is not None]
-
-
-def outcomes(results: Iterable[Trajectory | Failure]) -> list[float]:
-    """The outcomes of scored attempts; failures and unscored attempts are not outcomes."""
-    return [result.outcome for result in results if isinstance(result, Trajectory) and result.scored]

@@ -92,8 +92,6 @@ class Scheduler:
         """``batches_taken``: since the last publication, where a run goes on between two of them."""
         self.settings = settings
         self.version = version
-        self.drops: Counter[str] = Counter()
-        self.drops_by_task: Counter[str] = Counter()
         self._tasks = tasks
         self._attempt = attempt
         self._choose_tasks = choose_tasks
@@ -286,8 +284,6 @@ class Scheduler:
         self._ready = fresh
 
     def _drop(self, dispatch: Dispatch, reason: str, detail: str) -> None:
-        self.drops[reason] += 1
-        self.drops_by_task[dispatch.task] += 1
         self._log(Drop(dispatch.number, reason, detail), None)
 
     def _count_failure(self, failure: Failure) -> None:

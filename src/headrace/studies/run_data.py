@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headrace.config import CONFIG_FILE
 from headrace.records.ledger import effective
 from headrace.records.metrics import UpdateMetrics, read_metrics
 from headrace.records.run_store import RunReader
 from headrace.rollout.trajectory import Consumption, Dispatch, Drop, Event, Publication, Receipt, Restored, Trajectory
 from headrace.training import evaluation
-
-CONFIG_FILE = "config.toml"
-EVALUATIONS_FILE = "evaluations.jsonl"
+from headrace.training.evaluation import EVALUATIONS_FILE
 
 
 @dataclass(frozen=True, slots=True)

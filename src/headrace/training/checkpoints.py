@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from headrace.errors import RunFailed
+from headrace.files import replace_folder
 
 FORMAT = 1
 _NAME = re.compile(r"update-(\d{6,})")
@@ -69,7 +70,8 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
         _write_states(aside, checkpoint)
         _write_manifest(aside, checkpoint)
         _verify(aside)
-        _replace(aside, target)
+        replace_folder(aside, target)
+        _sync(folder)
     except (OSError, RuntimeError, SafetensorError, ValueError) as error:  # torch and safetensors have their own for a full disk
         shutil.rmtree(aside, ignore_errors=True)
         raise RunFailed(f"checkpoint {target} could not be written ({error}); the previous one is untouched") from error
@@ -155,17 +157,6 @@ def _read(path: Path) -> Checkpoint:
         drift=torch.load(drift, map_location="cpu", weights_only=True) if drift.exists() else None,
         snapshots={version: load_file(path / f"snapshot-{version}.safetensors") for version in manifest.snapshots},
     )
-
-
-def _replace(aside: Path, target: Path) -> None:
-    """Rename into place; a folder of the same name (a damaged one, or one of a future that was taken back) moves away first."""
-    old = target.with_name(f".{target.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
-        os.rename(target, old)
-    os.rename(aside, target)
-    _sync(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _prune(folder: Path, keep: int, newest: int) -> None:

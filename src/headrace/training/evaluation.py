@@ -8,7 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from headrace.evaluation_statistics import Interval, wilson_interval
+from headrace.files import write_whole
 from headrace.rollout.trajectory import Failure, Trajectory
+
+EVALUATIONS_FILE = "evaluations.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +73,7 @@ def keep(path: Path, updates: int) -> None:
 
 
 def _write(path: Path, rows: Sequence[dict[str, object]]) -> None:
-    aside = path.with_name(f".{path.name}.writing")
-    aside.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    aside.replace(path)
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def read(path: Path) -> list[dict[str, object]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from headrace.config import Config, load
+from headrace.config import CONFIG_FILE, Config, load
 from headrace.environments.base import Task
 from headrace.errors import RunFailed, UserError
 from headrace.records.run_store import is_run
@@ -25,8 +25,6 @@ from headrace.training.observer import Observer, Silent
 from headrace.training.policy import Policy
 from headrace.training.saved_policy import saved_updates
 
-CONFIG_FILE = "config.toml"
-
 
 def warm_start(config: Config, observer: Observer | None = None) -> Path:
     """The folder of the warm-started policy of ``config``, made now or found in the cache."""
@@ -41,12 +39,12 @@ def measure_values(config: Config, observer: Observer | None = None) -> list[off
     needs_own_loop("measure_values")
     observer = observer or Silent()
     set_threads(config)
-    policy = assemble.load_policy(config, initial_policy(config, observer))
+    policy = assemble.load_policy(config, initial_policy(config, observer), lora=False)
 
     async def measure() -> list[offline_values.TaskValue]:
         async with open_bench(config, policy, None) as bench:
             tasks = assemble.split_tasks(config, bench.world, config.environment.split)
-            return await prompt_values(config, bench, tasks, weights_hash(policy.weights()), observer)
+            return await prompt_values(config, bench, tasks, policy, observer)
 
     return clock.run(measure())
 
@@ -105,7 +103,7 @@ def _evaluated(target: str | Path, config: Config | None) -> tuple[str | Path, C
 @asynccontextmanager
 async def open_bench(config: Config, policy: Policy, checkpoint: Checkpoint | None, *, greedy: bool = False) -> AsyncIterator[Bench]:
     """World, tokens and an engine that is closed in the end. A resumed run's engine holds the checkpoint's snapshots."""
-    plain = policy if config.policy.lora is None else assemble.load_policy(config, policy.name, lora=False)
+    plain = policy if policy.lora is None else assemble.load_policy(config, policy.name, lora=False)
     snapshots = dict(sorted(checkpoint.snapshots.items())) if checkpoint is not None else {}
     first = min(snapshots, default=0)
     if snapshots:
@@ -120,11 +118,11 @@ async def open_bench(config: Config, policy: Policy, checkpoint: Checkpoint | No
 
 
 async def prompt_values(
-    config: Config, bench: Bench, tasks: Sequence[Task], policy_hash: str, observer: Observer
+    config: Config, bench: Bench, tasks: Sequence[Task], policy: Policy, observer: Observer
 ) -> list[offline_values.TaskValue]:
     section, env = config.values, config.environment
     facts = {
-        "policy": policy_hash,
+        "policy": weights_hash(policy.weights()),
         "environment": env.model_dump(mode="json"),
         "tasks": [task.id for task in tasks],
         "rollouts": section.rollouts,

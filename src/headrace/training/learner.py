@@ -25,7 +25,7 @@ from headrace.errors import RunFailed
 from headrace.rollout.trajectory import Trajectory
 from headrace.training.credit import Credit
 from headrace.training.logprobs import TokenScores
-from headrace.training.metering import StepMeter, UpdateMeter, UpdateMetrics
+from headrace.training.metering import LearnerMetrics, StepMeter, UpdateMeter
 from headrace.training.optimizer import AdamWSettings, Optimizer
 from headrace.training.packing import MicroBatch, PackedRows, micro_batches
 from headrace.training.policy import Policy
@@ -74,7 +74,7 @@ class UpdateResult:
     batch: int
     steps: int
     skipped_steps: int
-    metrics: UpdateMetrics
+    metrics: LearnerMetrics
     seconds: float
 
 

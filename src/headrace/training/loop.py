@@ -46,7 +46,6 @@ from headrace.training.drift import DriftMemory
 from headrace.training.folds import RunState
 from headrace.training.learner import Learner, UpdateResult
 from headrace.training.meters import Meters
-from headrace.training.observer import Observer
 from headrace.training.saved_policy import save_policy
 
 T = TypeVar("T")
@@ -68,7 +67,6 @@ class Parts:
     drift: DriftMemory | None
     costs: CostModel
     meters: Meters
-    observer: Observer
     snapshots: dict[int, Weights] = field(default_factory=dict)
     """Weights of the published versions that unfinished attempts may still be pinned to, the newest included."""
 
@@ -154,7 +152,6 @@ class Loop:
             version = parts.state.version + 1
             weights = parts.learner.policy.weights()
             await parts.engine.publish(version, weights)
-            await clock.charge(parts.costs.publication)
             self._log(Publication(version, number))
             self._keep_snapshot(version, weights)
             self.scheduler.publish(version)

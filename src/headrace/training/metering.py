@@ -15,7 +15,7 @@ from headrace.training.packing import MicroBatch
 
 
 @dataclass(frozen=True)
-class UpdateMetrics:
+class LearnerMetrics:
     """Means are over action tokens of all steps, non-finite ones left out, unless said otherwise.
 
     ``loss``: mean over steps. ``kl``: k3 estimate of KL(old || policy) while training, from samples of old; ``kl_after``: the
@@ -101,12 +101,12 @@ class UpdateMeter:
         self._move += float((torch.expm1(change) - change).sum())
         self._moved_tokens += int(change.numel())
 
-    def result(self) -> UpdateMetrics:
+    def result(self) -> LearnerMetrics:
         good = [(step, report) for step, report in self._steps if report.taken]
         tokens = sum(step.tokens for step, _ in good)
         objective = combine_metrics([part for step, _ in good for part in step.objective])
         mean, square = objective.get("ratio_mean", math.nan), objective.get("ratio_square_mean", math.nan)
-        return UpdateMetrics(
+        return LearnerMetrics(
             loss=_mean([step.loss for step, _ in good]),
             kl=objective.get("approx_kl", math.nan),
             kl_after=self._move / self._moved_tokens if self._moved_tokens else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -37,7 +36,3 @@ class Silent:
     def update(self, metrics: UpdateMetrics) -> None: ...
 
     def note(self, text: str) -> None: ...
-
-
-def describe_kinds(success_by_kind: Mapping[str, float]) -> str:
-    return ", ".join(f"{kind} {success:.2f}" for kind, success in sorted(success_by_kind.items()))

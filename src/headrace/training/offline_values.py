@@ -6,13 +6,13 @@ The results are kept under a hash of everything that made them, so matched runs 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.algorithms import prior_from_rollouts
 from headrace.environments.base import Task
+from headrace.files import write_whole
 from headrace.rollout.trajectory import Failure, Prior, Trajectory
 
 
@@ -59,10 +59,8 @@ def stored(path: Path, tasks: Sequence[Task]) -> list[TaskValue] | None:
 
 def store(path: Path, values: Sequence[TaskValue]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     rows = [[value.task, value.successes, value.rollouts] for value in values]
-    aside.write_text(json.dumps({"values": rows}) + "\n", encoding="utf-8")
-    aside.replace(path)
+    write_whole(path, json.dumps({"values": rows}) + "\n")
 
 
 async def measure_or_load(

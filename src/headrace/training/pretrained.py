@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from transformers.utils import logging as transformers_logging
 
 from headrace.errors import UserError
+from headrace.files import replace_folder
 
 
 def resolve_device(device: str) -> torch.device:
@@ -156,7 +157,7 @@ def save(
             adapter.save_pretrained(aside / "adapter")
         for name, text in (notes or {}).items():
             (aside / name).write_text(text, encoding="utf-8")
-        _swap(aside, folder)
+        replace_folder(aside, folder)
     except SafetensorError as error:  # its own for a full disk
         shutil.rmtree(aside, ignore_errors=True)
         raise OSError(f"{folder} could not be written: {error}") from error
@@ -164,15 +165,6 @@ def save(
         shutil.rmtree(aside, ignore_errors=True)
         raise
     return folder
-
-
-def _swap(aside: Path, folder: Path) -> None:
-    old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        os.rename(folder, old)
-    os.rename(aside, folder)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _with_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> PreTrainedModel:

@@ -1,6 +1,6 @@
-"""A run from its configuration to its report, and the smaller jobs around it: what the commands of ``headrace`` do.
+"""A run from its configuration to its last evaluation.
 
-prepare (warm start, offline values) -> evaluate -> Loop -> evaluate -> report
+prepare (warm start, offline values) -> evaluate -> Loop -> evaluate
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from pathlib import Path
 import torch
 
 from headrace.algorithms import Recipe
-from headrace.config import Config, load, resolve_recipe, to_toml
+from headrace.config import CONFIG_FILE, Config, load, resolve_recipe, to_toml
 from headrace.environments.base import Task
 from headrace.errors import RunFailed, UserError
+from headrace.files import write_whole
 from headrace.records import trackers
 from headrace.records.metrics import MetricsFile, read_metrics
 from headrace.records.run_store import RunReader, RunStore, is_run
@@ -30,21 +31,18 @@ from headrace.rollout.scheduler import RolloutStopped
 from headrace.rollout.trajectory import Restored
 from headrace.training import assemble, checkpoints, evaluation, offline_values
 from headrace.training.assemble import Bench
-from headrace.training.cache import weights_hash
 from headrace.training.checkpoints import Checkpoint
 from headrace.training.drift import DriftMemory
-from headrace.training.evaluation import Evaluation
+from headrace.training.evaluation import EVALUATIONS_FILE, Evaluation
 from headrace.training.folds import RunState, fold
 from headrace.training.initial_policy import initial_policy
-from headrace.training.jobs import CONFIG_FILE, measured_attempts, needs_own_loop, open_bench, prompt_values, run_config, set_threads
+from headrace.training.jobs import measured_attempts, needs_own_loop, open_bench, prompt_values, run_config, set_threads
 from headrace.training.learner import Learner
 from headrace.training.loop import Loop, Parts
 from headrace.training.meters import Meters
 from headrace.training.observer import Observer, Silent
 from headrace.training.policy import Policy
 from headrace.training.saved_policy import save_policy
-
-EVALUATIONS_FILE = "evaluations.jsonl"
 
 
 @dataclass(frozen=True)
@@ -132,12 +130,11 @@ class _Run:
         began = time.monotonic()
         with _Interrupts(self.observer) as interrupts, self._store() as store:
             checkpoint = self._checkpoint(store) if self.resume else None
-            policy, policy_hash = self._policy(checkpoint)
-            world = assemble.build_world(self.config)
-            tasks = {task.id: task for task in assemble.split_tasks(self.config, world, self.config.environment.split)}
+            policy = self._policy(checkpoint)
             async with open_bench(self.config, policy, checkpoint) as bench:
+                tasks = {task.id: task for task in assemble.split_tasks(self.config, bench.world, self.config.environment.split)}
                 if checkpoint is None:
-                    await self._begin(store, bench, list(tasks.values()), policy_hash)
+                    await self._begin(store, bench, list(tasks.values()), policy)
                 else:
                     await self._make_up_for_evaluation(bench, checkpoint)
                 clock.restart()
@@ -148,7 +145,7 @@ class _Run:
                 interrupts.first = loop.stop
                 self.observer.phase(f"training with {self.recipe.name}", self.config.run.updates)
                 try:
-                    done = await loop.run(on_update=self._evaluate_between(bench, policy))
+                    done = await loop.run(on_update=self._evaluate_between(bench))
                 finally:
                     loop.parts.meters.close()
                 interrupts.first = None
@@ -169,7 +166,7 @@ class _Run:
         self.elapsed: Callable[[], float] = lambda: offset + (0.0 if self._began is None else clock.now() - self._began)
         store = (RunStore.resume if is_run(self.folder) else RunStore.create)(self.folder, clock=self.elapsed)
         try:
-            _write_aside(self.folder / CONFIG_FILE, to_toml(self.config))
+            write_whole(self.folder / CONFIG_FILE, to_toml(self.config))
             yield store
         finally:
             store.close()
@@ -183,21 +180,21 @@ class _Run:
             self.observer.note(sentence)
         return checkpoint
 
-    def _policy(self, checkpoint: Checkpoint | None) -> tuple[Policy, str]:
+    def _policy(self, checkpoint: Checkpoint | None) -> Policy:
         """The policy to go on with; a resumed run takes its architecture from its own folder and its weights from the checkpoint."""
         policy = assemble.load_policy(self.config, self.source)
         self.observer.note(f"policy: {policy.describe()}")
         if checkpoint is None:
             save_policy(policy, self.folder, 0)
-        return policy, weights_hash(policy.weights())
+        return policy
 
-    async def _begin(self, store: RunStore, bench: Bench, tasks: Sequence[Task], policy_hash: str) -> None:
+    async def _begin(self, store: RunStore, bench: Bench, tasks: Sequence[Task], policy: Policy) -> None:
         if len(store) > 0:
             store.append(Restored("", 0))
         MetricsFile(self.folder).rewrite(0)
         evaluation.keep(self.folder / EVALUATIONS_FILE, -1)
         if self.recipe.memory is not None and self.config.values.rollouts > 0:
-            values = await prompt_values(self.config, bench, tasks, policy_hash, self.observer)
+            values = await prompt_values(self.config, bench, tasks, policy, self.observer)
             store.append_all(offline_values.priors(values, self.config.values.mass))
         await self._evaluate(bench, 0, 0)
 
@@ -225,7 +222,6 @@ class _Run:
             drift=drift,
             costs=assemble.cost_model(config),
             meters=self._meters(state),
-            observer=self.observer,
             snapshots=dict(checkpoint.snapshots) if checkpoint is not None else {0: _copied(policy)},
         )
         return Loop(parts)
@@ -263,7 +259,7 @@ class _Run:
             self.evaluations.append(found)
             self.observer.note(found.sentence())
 
-    def _evaluate_between(self, bench: Bench, policy: Policy) -> Callable[[int, int], Awaitable[object]]:
+    def _evaluate_between(self, bench: Bench) -> Callable[[int, int], Awaitable[object]]:
         async def evaluate(update: int, version: int) -> None:
             if self._due(update):
                 await self._evaluate(bench, update, version)
@@ -319,13 +315,6 @@ def _check_same(config: Config, before: Config, folder: Path) -> None:
     if changed:
         shown = ", ".join(f"{key} ({theirs.get(key)!r} -> {ours.get(key)!r})" for key in changed)
         raise UserError(f"--resume: the configuration differs from that of {folder} in {shown}; only run.updates may change")
-
-
-def _write_aside(path: Path, text: str) -> None:
-    """Whole or not at all: a kill half-way through a configuration would leave a run that cannot go on."""
-    aside = path.with_name(f".{path.name}.writing")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
 
 
 def _flat(tree: dict[str, object], prefix: str = "") -> dict[str, object]:
