@@ -98,24 +98,40 @@ def values(config: ConfigFile, set_: Overrides = None, plain: Plain = False) -> 
 
 @app.command()
 def evaluate(
-    target: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="A run directory, or a Hugging Face name or folder.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN_OR_MODEL", help="A run directory, a CONFIG.toml (its policy before training), or a Hugging Face name or folder."
+        ),
+    ],
     config: Annotated[Path | None, typer.Option("--config", metavar="CONFIG.toml", help="Needed for a model; a run has its own.")] = None,
     set_: Overrides = None,
     split: Annotated[str, typer.Option("--split", help="train, seen or unseen (whatever splits the world has).")] = "train",
     tasks: Annotated[int | None, typer.Option("--tasks", min=1, help="How many tasks of the split (default: as configured).")] = None,
     attempts: Annotated[int | None, typer.Option("--attempts", min=1, help="Attempts at each task (default: as configured).")] = None,
+    k: Annotated[int | None, typer.Option("--k", min=1, help="Of mean@k, pass@k and maj@k (default: the attempts at each task).")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token instead of sampling.")] = False,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the sampling (default: as configured).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     plain: Plain = False,
 ) -> None:
-    """Success of a policy on a split, with a 95 % interval, in all and by kind of task."""
+    """Success of a policy on a split, in all and by kind of task, mean@k, pass@k and maj@k, with 95 % intervals."""
     from headrace.display import evaluation_table, watching
     from headrace.training.jobs import evaluate as run
 
-    configuration = _load(config, set_) if config is not None else None
     with watching(plain or as_json) as observer:
-        evaluation = run(target, configuration, observer, split=split, tasks=tasks, attempts=attempts, greedy=greedy, seed=seed)
+        evaluation = run(
+            target,
+            config,
+            observer,
+            overrides=set_ or [],
+            split=split,
+            tasks=tasks,
+            attempts=attempts,
+            k=k,
+            greedy=greedy,
+            seed=seed,
+        )
     evaluation_table(evaluation, as_json=as_json)
 
 

@@ -151,6 +151,12 @@ def evaluation_table(evaluation: Evaluation, *, as_json: bool = False) -> None:
     table.add_row("all", f"{evaluation.success:.3f} [{evaluation.low:.3f}, {evaluation.high:.3f}]", str(evaluation.attempts))
     console = Console()
     console.print(table)
+    for estimate in evaluation.estimates:
+        console.print(estimate.sentence(), highlight=False)
+    if not evaluation.estimates:
+        console.print(
+            f"No task has {evaluation.k} scored attempts, so there is no mean@{evaluation.k}, pass@{evaluation.k} or maj@{evaluation.k}."
+        )
     if evaluation.failed:
         console.print(f"{evaluation.failed} attempts ended in an error or at a deadline and are not counted.")
 

@@ -100,6 +100,22 @@ class MathOptions:
             world.close_now()
         return tried.exchanges() if tried.success else []
 
+    def read_answer(self, reply: str) -> str | None:
+        """The answer that a reply ends an episode with, as the environment reads it."""
+        from headrace.environments.math_tool import read_reply
+
+        return read_reply(reply, require_box=self.require_box).answer
+
+    def same_answer(self, one: str, other: str) -> bool:
+        """Whether two answers count as one in a vote; answers that could not be compared do not."""
+        from headrace.environments.grading import GradingError, equivalent
+        from headrace.environments.optional import MissingPackage
+
+        try:
+            return equivalent(one, other, seconds=self.grading_seconds)
+        except (GradingError, MissingPackage):
+            return False
+
 
 def _one_of(name: str, value: object, known: Sequence[str]) -> None:
     if value not in known:

@@ -19,16 +19,26 @@ Exchange = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
+class Answers:
+    """How to vote on a world's final answers: ``read(reply)`` is the answer in an attempt's last reply (None: it gives none),
+    ``same(one, other)`` whether two are one answer."""
+
+    read: Callable[[str], str | None]
+    same: Callable[[str, str], bool]
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """``tasks(split, count)`` gives the first ``count`` tasks of a split, always the same; ``environment()`` a fresh environment.
 
     ``demonstrate(task, seed)``, where a world has it, is one scripted, imperfect attempt for a cold start (see the split
-    "warmup"): observations and actions in turn.
+    "warmup"): observations and actions in turn. ``answers``, where attempts end in one, lets an evaluation report maj@k.
     """
 
     tasks: Callable[[str, int], list[Task]]
     environment: Callable[[], Environment]
     demonstrate: Callable[[Task, int], list[Exchange]] | None = None
+    answers: Answers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +83,7 @@ def _household(options: HouseholdOptions) -> World:
 
 def _math(options: MathOptions) -> World:
     options.environment().close_now()  # refuses at once what this machine cannot run
-    return World(options.tasks, options.environment, options.demonstration)
+    return World(options.tasks, options.environment, options.demonstration, Answers(options.read_answer, options.same_answer))
 
 
 def exchanges(opening: str, attempt: Sequence[tuple[str, str]]) -> list[Exchange]:

@@ -10,8 +10,8 @@ import torch
 
 from headrace.config import CONFIG_FILE, Config, load
 from headrace.environments.base import Task
+from headrace.environments.worlds import World
 from headrace.errors import RunFailed, UserError
-from headrace.records.run_store import is_run
 from headrace.rollout import clock
 from headrace.rollout.attempts import run_attempts
 from headrace.rollout.trajectory import Failure, Trajectory
@@ -19,11 +19,11 @@ from headrace.training import assemble, evaluation, offline_values
 from headrace.training.assemble import Bench
 from headrace.training.cache import cache_folder, content_hash, weights_hash
 from headrace.training.checkpoints import Checkpoint
+from headrace.training.evaluated import evaluated
 from headrace.training.evaluation import Evaluation
 from headrace.training.initial_policy import initial_policy
 from headrace.training.observer import Observer, Silent
 from headrace.training.policy import Policy
-from headrace.training.saved_policy import saved_updates
 
 
 def warm_start(config: Config, observer: Observer | None = None) -> Path:
@@ -51,32 +51,41 @@ def measure_values(config: Config, observer: Observer | None = None) -> list[off
 
 def evaluate(
     target: str | Path,
-    config: Config | None = None,
+    config: Config | str | Path | None = None,
     observer: Observer | None = None,
     *,
+    overrides: Sequence[str] = (),
     split: str = "train",
     tasks: int | None = None,
     attempts: int | None = None,
+    k: int | None = None,
     greedy: bool = False,
     seed: int | None = None,
 ) -> Evaluation:
-    """Success of a run's policy, or of a Hugging Face folder or name, on a split of the configuration's world."""
+    """Success, mean@k, pass@k and maj@k of a policy on a split of the world of its configuration, changed by ``overrides``.
+
+    ``target``: a run, a configuration file (its policy before training), or a Hugging Face folder or name with a ``config``.
+    ``k`` defaults to the number of attempts at each task.
+    """
     needs_own_loop("evaluate")
     observer = observer or Silent()
-    source, config, update = _evaluated(target, config)
-    set_threads(config)
-    policy = assemble.load_policy(config, source, lora=False)
-    section = config.evaluation
+    chosen = evaluated(target, config, overrides)
+    section = chosen.config.evaluation
+    count = attempts or section.attempts or 4
+    if k is not None and k > count:
+        raise UserError(f"--k {k} is more than the {count} attempts at each task; add --attempts {k} or lower --k")
+    set_threads(chosen.config)
+    world = assemble.build_world(chosen.config)
+    problems = assemble.split_tasks(chosen.config, world, split, tasks)
+    source = initial_policy(chosen.config, observer) if chosen.source is None else chosen.source
+    policy = assemble.load_policy(chosen.config, source, lora=False)
 
-    async def run() -> Evaluation:
-        async with open_bench(config, policy, None, greedy=greedy) as bench:
-            chosen = assemble.split_tasks(config, bench.world, split, tasks)
-            count = attempts or section.attempts or 4
+    async def run() -> Sequence[Trajectory | Failure]:
+        async with open_bench(chosen.config, policy, None, greedy=greedy, world=world) as bench:
             wanted = section.seed if seed is None else seed
-            results = await measured_attempts(config, bench, chosen, count, wanted, 0, f"evaluating on {split}", observer)
-            return evaluation.summarize(split, update, results)
+            return await measured_attempts(chosen.config, bench, problems, count, wanted, 0, f"evaluating on {split}", observer)
 
-    return clock.run(run())
+    return evaluation.summarize(split, chosen.updates, clock.run(run()), k=k, answers=world.answers)
 
 
 def run_config(folder: Path) -> Config:
@@ -84,31 +93,20 @@ def run_config(folder: Path) -> Config:
     return load(folder / CONFIG_FILE)
 
 
-def _evaluated(target: str | Path, config: Config | None) -> tuple[str | Path, Config, int]:
-    """What to load, the configuration to evaluate it under, and how many updates it has behind it."""
-    folder = Path(target)
-    if is_run(folder):
-        updates = saved_updates(folder)
-        if updates is None:
-            raise UserError(f"{folder} holds no policy yet: the run was stopped before its first checkpoint")
-        return folder / "policy", config or run_config(folder), updates
-    if config is None:
-        raise UserError(f"{target} is not a run directory; to evaluate a model, name a configuration with --config")
-    return target, config, 0
-
-
 # --- shared by all -----------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def open_bench(config: Config, policy: Policy, checkpoint: Checkpoint | None, *, greedy: bool = False) -> AsyncIterator[Bench]:
+async def open_bench(
+    config: Config, policy: Policy, checkpoint: Checkpoint | None, *, greedy: bool = False, world: World | None = None
+) -> AsyncIterator[Bench]:
     """World, tokens and an engine that is closed in the end. A resumed run's engine holds the checkpoint's snapshots."""
     plain = policy if policy.lora is None else assemble.load_policy(config, policy.name, lora=False)
     snapshots = dict(sorted(checkpoint.snapshots.items())) if checkpoint is not None else {}
     first = min(snapshots, default=0)
     if snapshots:
         plain.model.load_state_dict(dict(snapshots.pop(first)), strict=False)
-    bench = assemble.build_bench(config, plain, version=first, greedy=greedy, snapshots=len(snapshots) + 1)
+    bench = assemble.build_bench(config, plain, version=first, greedy=greedy, world=world, snapshots=len(snapshots) + 1)
     try:
         for version, weights in snapshots.items():
             await bench.engine.publish(version, weights)

@@ -254,7 +254,7 @@ class _Run:
             results = await measured_attempts(
                 self.config, bench, tasks, section.attempts, section.seed, version, f"evaluating on {split}", self.observer
             )
-            found = evaluation.summarize(split, update, results)
+            found = evaluation.summarize(split, update, results, answers=bench.world.answers)
             evaluation.append(self.folder / EVALUATIONS_FILE, found)
             self.evaluations.append(found)
             self.observer.note(found.sentence())
