@@ -92,3 +92,24 @@ def test_options_that_this_machine_cannot_meet_are_refused_before_anything_runs(
     with pytest.raises(ValueError, match="install the package bubblewrap"):
         make("math", {"python": "cpython"})
     bubblewrap.require_bubblewrap.cache_clear()
+
+
+def test_the_world_reads_and_compares_answers_as_its_environment_does() -> None:
+    answers = make("math", {}).answers
+    loose = make("math", {"require_box": False}).answers
+    assert answers is not None and loose is not None
+    assert answers.read(r"so \boxed{\frac12} it is") == r"\frac12"
+    assert answers.read("```python\nprint(1)\n```") is None and answers.read("The answer is 5") is None
+    assert loose.read("The answer is 5") == "5"
+    assert answers.same(r"\frac12", "0.5") and not answers.same("1/3", "0.33")
+
+
+def test_answers_without_a_verdict_are_not_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.environments import grading
+
+    def no_verdict(answer: str | None, gold: str, *, seconds: float) -> bool:
+        raise GradingError("no verdict")
+
+    monkeypatch.setattr(grading, "equivalent", no_verdict)
+    answers = make("math", {}).answers
+    assert answers is not None and not answers.same("1", "1.0")

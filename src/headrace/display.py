@@ -151,14 +151,19 @@ def evaluation_table(evaluation: Evaluation, *, as_json: bool = False) -> None:
     table.add_row("all", f"{evaluation.success:.3f} [{evaluation.low:.3f}, {evaluation.high:.3f}]", str(evaluation.attempts))
     console = Console()
     console.print(table)
-    for estimate in evaluation.estimates:
-        console.print(estimate.sentence(), highlight=False)
+    for line in _beside_the_table(evaluation):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _beside_the_table(evaluation: Evaluation) -> Iterator[str]:
+    k = evaluation.k
+    yield from (estimate.sentence() for estimate in evaluation.estimates)
     if not evaluation.estimates:
-        console.print(
-            f"No task has {evaluation.k} scored attempts, so there is no mean@{evaluation.k}, pass@{evaluation.k} or maj@{evaluation.k}."
-        )
+        yield f"No task has {k} scored attempts, so there is no mean@{k}, pass@{k} or maj@{k}."
+    if evaluation.without_room:
+        yield f"{evaluation.without_room} attempts had no room for a reply and count as no success; raise rollout.context_limit."
     if evaluation.failed:
-        console.print(f"{evaluation.failed} attempts ended in an error or at a deadline and are not counted.")
+        yield f"{evaluation.failed} attempts ended in an error or at a deadline and are not counted."
 
 
 def values_table(values: Sequence[TaskValue]) -> None:

@@ -20,7 +20,7 @@ GOLD_FIELDS = {"amc23": "answer", "asdiv": "answer", "college_math": "answer", "
 def rows(path: str) -> list[dict[str, Any]]:
     file = DATA / path
     if not file.is_file():
-        pytest.skip(f"no data at {file}; set HEADRACE_DATA")
+        pytest.skip(f"no shared data at {file}; set HEADRACE_DATA")
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 

@@ -26,7 +26,8 @@ class Evaluation:
     """Success on one split. ``low`` and ``high``: 95 % Wilson interval over attempts at these very tasks (it covers the
     randomness of sampling, not that of drawing other tasks). ``failed`` attempts ended in an error or a deadline and are
     not among ``attempts``. ``estimates`` are mean@k, pass@k and maj@k of success, with intervals for other tasks of the same
-    kind; none where no task has ``k`` scored attempts."""
+    kind; none where no task has ``k`` scored attempts. ``without_room``: attempts among them, no successes, in which
+    ``rollout.context_limit`` left no room for a first reply."""
 
     split: str
     update: int
@@ -39,6 +40,7 @@ class Evaluation:
     by_kind: dict[str, KindResult]
     k: int = 1
     estimates: tuple[Estimate, ...] = ()
+    without_room: int = 0
 
     def sentence(self) -> str:
         return f"{self.split}: success {self.success:.3f} [{self.low:.3f}, {self.high:.3f}] over {self.attempts} attempts"
@@ -69,6 +71,7 @@ def summarize(
         by_kind={kind: KindResult(sum(values) / len(values), len(values)) for kind, values in sorted(kinds.items())},
         k=k,
         estimates=tuple(estimates(tasks, k, same=answers.same if answers is not None else None)) if enough else (),
+        without_room=sum(result.reason == "context" and not result.turns for result in scored),
     )
 
 
