@@ -45,6 +45,25 @@ def test_calculator_marks_become_tool_calls_and_the_result_opens_the_next_reply(
     ]
 
 
+@pytest.mark.parametrize(
+    ("formula", "answer", "code", "boxed"),
+    [
+        ("(74-(29+25))/2=10", "10 (cents)", "(74-(29+25))/2", "10"),
+        ("( ( 290.0 / 2.0 ) - 1.5 )", "143.5", "((290 / 2) - 1.5)", "143.5"),
+    ],
+)
+def test_a_formula_becomes_one_call_and_the_bare_number_is_boxed(formula: str, answer: str, code: str, boxed: str) -> None:
+    task = Task("asdiv/1", "asdiv", {"question": "How many?", "answer": answer, "formula": formula})
+    assert expert(task) == [f"```python\n{code}\n```", f"\\boxed{{{boxed}}}"]
+    assert solves(task, demonstration(task, slip=0, environment=world()), world())
+
+
+@pytest.mark.parametrize(("formula", "answer"), [("61-13=48", "47"), ("LCM[8,9]=72", "72 (pins)"), ("8/14 < 10/13", "Mrs. Doyle's class")])
+def test_a_formula_that_is_no_arithmetic_or_gives_another_number_is_no_demonstration(formula: str, answer: str) -> None:
+    with pytest.raises(NoDemonstration):
+        expert(Task("asdiv/1", "asdiv", {"question": "How many?", "answer": answer, "formula": formula}))
+
+
 SPELLINGS = [
     ("$1,200*5%=60", "1200*(5/100)"), ("3x4=12", "3*4"), ("20*.01=.2", "20*.01"), ("[2+3]*4=20", "(2+3)*4"), ("10÷4=2.5", "10/4"),
     ("5*05=25", "5*5"),
@@ -72,7 +91,7 @@ def test_many_marks_share_calls_so_that_the_turns_suffice() -> None:
 
 
 def test_a_task_without_a_solution_is_refused_by_name() -> None:
-    with pytest.raises(NoDemonstration, match="task t/1 carries neither"):
+    with pytest.raises(NoDemonstration, match="task t/1 carries no solution"):
         expert(Task("t/1", "t", {"question": "?", "answer": "1"}))
 
 

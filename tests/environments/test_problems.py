@@ -127,6 +127,12 @@ def test_a_local_file_is_read_by_a_mapping_and_cut_into_disjoint_splits(tmp_path
     assert task.kind == "file-3" and task.id == f"file/{Problem(task.payload['question'], '').digest}"
 
 
+def test_a_formula_column_travels_with_the_task(tmp_path: Path) -> None:
+    path = write(tmp_path / "sums.jsonl", [{"question": f"{n} and 2?", "answer": n + 2, "formula": f"{n}+2"} for n in range(50)])
+    task = tasks("train", 1, source="file", path=path, columns={"formula": "formula"})[0]
+    assert task.payload["formula"] == f"{int(task.payload['answer']) - 2}+2"
+
+
 def test_a_smaller_subset_is_contained_in_a_larger_one_and_depends_on_the_seed(tmp_path: Path) -> None:
     path = write(tmp_path / "n.jsonl", [{"question": f"What is {n}?", "answer": str(n)} for n in range(400)])
     some = ids(tasks("train", 400, source="file", path=path, subset=50))

@@ -1,7 +1,8 @@
 """Scripted solutions of math problems, played in the world itself: material for a cold start.
 
-Generated problems come with their solution in Python. GSM8K's worked answers carry calculator marks (``<<48/2=24>>``): each
-line of words becomes a reply that runs the line's calculation, and what the tool says takes the place of the marked result.
+Generated problems come with their solution in Python; some data sets with a formula, which becomes one call. GSM8K's
+worked answers carry calculator marks (``<<48/2=24>>``): each line of words becomes a reply that runs the line's calculation,
+and what the tool says takes the place of the marked result.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Call:
 def expert(task: Task) -> list[str]:
     """Actions that solve ``task``: its calls, then the boxed gold. ``NoDemonstration`` where the task carries no solution."""
     calls, closing = solution(task)
-    return [*(call.action() for call in calls), _answer(closing, str(task.payload["answer"]))]
+    return [*(call.action() for call in calls), _answer(closing, _gold(task))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class _Player:
 
 def _script(task: Task, source: random.Random, slip: float, player: _Player) -> Iterator[str]:
     calls, closing = solution(task)
-    gold, astray = str(task.payload["answer"]), False
+    gold, astray = _gold(task), False
     for call in calls:
         weakness = source.choice(("broken", "idle", "wrong", "guess")) if source.random() < slip else None
         if weakness == "guess":
@@ -136,7 +137,18 @@ def _shown(turns: Sequence[tuple[str, str]], gold: str) -> str:
             break
     if quantity is None or wanted is None or quantities_equal(quantity, wanted):
         return gold
-    return str(quantity.value) if quantity.value.denominator == 1 else f"{float(quantity.value):g}"
+    return _written(quantity.value)
+
+
+def _gold(task: Task) -> str:
+    """The answer as a solution boxes it. A data set with formulas notes units its own way ("24 (cubes)"): there the bare number."""
+    answer = str(task.payload["answer"])
+    quantity = parse_quantity(normalize(answer)) if "formula" in task.payload else None
+    return answer if quantity is None else _written(quantity.value)
+
+
+def _written(value: Fraction) -> str:
+    return str(value) if value.denominator == 1 else f"{float(value):g}"
 
 
 def _broken(call: Call, source: random.Random) -> Call:
@@ -164,7 +176,24 @@ def solution(task: Task) -> tuple[list[Call], str]:
     worked = task.payload.get("worked")
     if isinstance(worked, str) and "<<" in worked:
         return worked_solution(worked)
-    raise NoDemonstration(f"task {task.id} carries neither a solution in Python nor a worked answer with calculator marks")
+    formula = task.payload.get("formula")
+    if isinstance(formula, str):
+        return [Call("", _formula(formula, str(task.payload["answer"])))], ""
+    raise NoDemonstration(f"task {task.id} carries no solution in Python, no worked answer with calculator marks and no formula")
+
+
+def _formula(formula: str, answer: str) -> str:
+    """A data set's formula as Python. ``NoDemonstration`` where it is no arithmetic or its value is not the number in ``answer``."""
+    left = formula.partition("=")[0]
+    gold = parse_quantity(normalize(answer))
+    if gold is None:
+        raise NoDemonstration(f"the answer {answer!r} is no number")
+    return _calculation(f"{_without_points(left)}={gold.value}")[0]
+
+
+def _without_points(formula: str) -> str:
+    """``( 290.0 / 2.0 )`` as ``(290 / 2)``."""
+    return re.sub(r"(?<=\d)\.0+(?!\d)", "", re.sub(r"\(\s+|\s+\)", lambda bracket: bracket[0].strip(), formula))
 
 
 def worked_solution(worked: str) -> tuple[list[Call], str]:

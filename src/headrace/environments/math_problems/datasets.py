@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ class ProblemSet:
         if not self.counts_steps or problem.worked is None:
             return problem
         steps = min(max(problem.worked.count("<<"), 1), 8)
-        return Problem(problem.question, problem.answer, steps, problem.id, worked=problem.worked)
+        return replace(problem, level=steps)
 
     def _rows(self, split: str) -> Iterable[Row]:
         return self._local_rows(split) if self.path else self._hub_rows(split)
@@ -113,7 +113,7 @@ class ProblemSet:
     def _places(self) -> list[str]:
         columns = self.columns
         joined = PLACE.findall(columns.question) or [columns.question]
-        return [*joined, *(place for place in (columns.answer, columns.worked, columns.level, columns.id) if place)]
+        return [*joined, *(place for place in (columns.answer, columns.worked, columns.formula, columns.level, columns.id) if place)]
 
 
 _DAPO_BEFORE = (

@@ -15,7 +15,8 @@ _SHARES = {"train": 0.8, "warmup": 0.1, "test": 0.1}  # of problems that come wi
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """``solution``: Python snippets, each for one tool call, the last of which shows the answer. ``worked``: a solution in words."""
+    """``solution``: Python snippets, each for one tool call, the last of which shows the answer. ``worked``: a solution in words.
+    ``formula``: arithmetic that gives the answer."""
 
     question: str
     answer: str
@@ -23,6 +24,7 @@ class Problem:
     id: str | None = None
     solution: tuple[str, ...] = ()
     worked: str | None = None
+    formula: str | None = None
 
     @property
     def digest(self) -> str:
@@ -35,6 +37,8 @@ class Problem:
             payload["solution"] = list(self.solution)
         if self.worked:
             payload["worked"] = self.worked
+        if self.formula:
+            payload["formula"] = self.formula
         kind = source if self.level is None else f"{source}-{self.level}"
         return Task(f"{source}/{self.id or self.digest}", kind, payload)
 

@@ -24,13 +24,15 @@ class Columns:
 
     A place is a dotted path (``reward_model.ground_truth``, ``prompt.0.content``); ``question`` may also join several:
     ``{Body} {Question}``. ``worked`` is a solution in words that holds the answer: with ``answer`` empty the gold is taken
-    from it by the grader's own extractor. ``id`` empty: the id is made from the question's text. ``before`` and ``after``
+    from it by the grader's own extractor. ``formula`` is arithmetic that gives the answer (``(61-13)*2``, with or without
+    ``= 96``): scripted solutions run it. ``id`` empty: the id is made from the question's text. ``before`` and ``after``
     are fixed words around every question, which are removed.
     """
 
     question: str = "question"
     answer: str = "answer"
     worked: str = ""
+    formula: str = ""
     level: str = ""
     id: str = ""
     before: str = ""
@@ -63,6 +65,7 @@ def problem_of(row: Row, columns: Columns, where: str) -> Problem:
         None if level is None else round(float(level)),
         str(_find(row, columns.id, where)) if columns.id else None,
         worked=worked,
+        formula=_text(row, columns.formula, where) if columns.formula else None,
     )
 
 
