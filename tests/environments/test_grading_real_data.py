@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,3 +92,8 @@ def test_golds_of_different_problems_with_different_numbers_differ() -> None:
         assert first is not None and second is not None
         if first.value != second.value and not first.percent and not second.percent and first.unit == second.unit:
             assert not equivalent(one, other)
+
+
+def test_every_number_with_a_unit_in_parentheses_equals_the_bare_number() -> None:
+    found = [match for gold in golds() if (match := re.fullmatch(r"(-?\d[\d.,]*) \([A-Za-z ]+\)", gold))]
+    assert len(found) > 1000 and [match[0] for match in found if not equivalent(match[1], match[0])] == []
