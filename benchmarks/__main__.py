@@ -1,7 +1,7 @@
 """Every speed figure of docs/performance.md, one after another: ``make bench``, or ``python -m benchmarks [NAME ...]``.
 
-One thread each, so that figures compare on any machine; ``--list`` names them. The learning benchmark (off_policy) trains for
-more than half an hour and runs only when named.
+One thread each, so that figures compare on any machine; ``--list`` names them. Those that take long (off_policy trains for
+more than half an hour, a step of SmolLM2 takes its time) run only when named.
 """
 
 from __future__ import annotations
@@ -20,13 +20,18 @@ COMMANDS: dict[str, list[str]] = {
     "learner": ["learner.py", "--threads", "1"],
     "objectives": ["objectives.py", "--threads", "1", "--repeats", "3"],
     "memory": ["memory.py"],
+    "whole_step": ["whole_step.py"],
 }
-NAMED_ONLY: dict[str, list[str]] = {"off_policy": ["off_policy.py"]}
+NAMED_ONLY: dict[str, list[str]] = {
+    "off_policy": ["off_policy.py"],
+    "whole_step_smollm2": ["whole_step.py", "--smollm2"],
+    "whole_step_smollm2_bfloat16": ["whole_step.py", "--smollm2", "--dtype", "bfloat16"],
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="default: all but the learning benchmark")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="default: all but the long ones")
     parser.add_argument("--list", action="store_true")
     arguments = parser.parse_args()
     known = COMMANDS | NAMED_ONLY
