@@ -24,6 +24,10 @@ COMMANDS: dict[str, list[str]] = {
 }
 NAMED_ONLY: dict[str, list[str]] = {
     "off_policy": ["off_policy.py"],
+    "matched_seeds": ["matched_seeds.py"],
+    "overlap": ["overlap.py"],
+    "engine_smollm2": ["engine.py", "--smollm2"],
+    "engine_smollm2_bfloat16": ["engine.py", "--smollm2", "--dtype", "bfloat16"],
     "whole_step_smollm2": ["whole_step.py", "--smollm2"],
     "whole_step_smollm2_bfloat16": ["whole_step.py", "--smollm2", "--dtype", "bfloat16"],
 }

@@ -1,6 +1,6 @@
 """Two recipes on one world with matched seeds, each at the learning rate that suits it best.
 
-    python benchmarks/matched_seeds.py [--config FILE] [--recipes spo++ spo] [--rates 5e-5 1e-4 2e-4] [--seeds 8] [--set KEY=VALUE ...]
+    python benchmarks/matched_seeds.py [--config FILE] [--recipes spo++ spo] [--rates 5e-5 1e-4 2e-4 4e-4] [--seeds 8] [--set KEY=VALUE ...]
 
 First every recipe tries every learning rate on ``--tuning-seeds`` seeds (100, 101, ...) and keeps the one with the largest area
 (one rate given: nothing is tried). Then both run on seeds 0, 1, ...; a seed fixes the order of tasks, the sampling and the
@@ -106,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, default=MATH)
     parser.add_argument("--recipes", nargs=2, default=["spo++", "spo"], metavar=("FIRST", "SECOND"))
-    parser.add_argument("--rates", type=float, nargs="+", default=[5e-5, 1e-4, 2e-4])
+    parser.add_argument("--rates", type=float, nargs="+", default=[5e-5, 1e-4, 2e-4, 4e-4])
     parser.add_argument("--tuning-seeds", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
