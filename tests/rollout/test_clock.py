@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 import time
 
 import pytest
@@ -55,3 +56,32 @@ def test_inside_a_running_loop_it_is_refused():
             clock.run(inner())
 
     asyncio.run(main())
+
+
+def test_simulated_time_stands_still_while_a_thread_works():
+    async def main():
+        loop = asyncio.get_running_loop()
+        other = asyncio.create_task(asyncio.sleep(5.0))
+        async with asyncio.timeout(1.0):
+            await asyncio.to_thread(time.sleep, 0.05)
+        took = loop.time()
+        await other
+        return took, loop.time()
+
+    assert clock.run(main(), simulated=True) == (0.0, 5.0)
+
+
+def test_a_thread_that_gives_no_sign_does_not_hold_simulated_time_for_ever(monkeypatch):
+    monkeypatch.setattr(clock, "PATIENCE", 0.05)
+    free = threading.Event()
+
+    async def main():
+        try:
+            async with asyncio.timeout(60.0):
+                await asyncio.to_thread(free.wait, 20.0)
+        except TimeoutError:
+            return asyncio.get_running_loop().time()
+        finally:
+            free.set()
+
+    assert clock.run(main(), simulated=True) == 60.0

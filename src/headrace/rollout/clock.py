@@ -3,8 +3,8 @@
 Every wait of a run goes through the running event loop's clock, so a simulated loop is enough to put a whole run into
 simulated time: ``run(main, simulated=True)`` runs it on an event loop whose clock stands still while anything is ready
 and jumps to the next timer when every task waits. Real computation takes no simulated time by itself; whoever computes
-charges its cost from a ``CostModel`` by awaiting ``charge``. No threads take part, so the same program gives the same
-order of events every time.
+charges its cost from a ``CostModel`` by awaiting ``charge``. While a thread works for the loop (a world's grader, its
+tool) the clock stands still too: no deadline passes meanwhile.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+PATIENCE = 120.0
+"""Real seconds for which simulated time stands still for threads that give no sign; after that deadlines pass."""
 GRACE = 5.0
 """Seconds that cancelled tasks have at the end of a run."""
 
@@ -44,10 +46,13 @@ class _SimulatedSelector(selectors.BaseSelector):
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.threads_at_work = 0
         self._inner = selectors.SelectSelector()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = self._inner.select(0)
+        if not ready and self.threads_at_work and (timeout is None or timeout > 0):
+            ready = self._inner.select(PATIENCE)
         if ready:
             return ready
         if timeout is None:
@@ -81,6 +86,15 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._simulated.now
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
+        future: asyncio.Future[T] = super().run_in_executor(executor, func, *args)
+        self._simulated.threads_at_work += 1
+        future.add_done_callback(self._thread_done)
+        return future
+
+    def _thread_done(self, _: object) -> None:
+        self._simulated.threads_at_work -= 1
 
     def restart(self) -> None:
         self._simulated.now = 0.0
