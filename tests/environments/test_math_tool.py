@@ -215,6 +215,18 @@ def test_a_task_of_another_world_and_a_step_before_reset_are_refused() -> None:
         ({"texts": "loud"}, "environment.options.texts"),
         ({"max_turns": 0}, "environment.options.max_turns must be above 0"),
         ({"slip": 1}, "environment.options.slip"),
+        ({"subset": 0}, "environment.options.subset must be above 0"),
+        ({"tool_memory_mb": 0}, "environment.options.tool_memory_mb must be above 0"),
+        ({"levels": 3}, "environment.options.levels must be a list of whole numbers, not 3"),
+        ({"levels": [True]}, "environment.options.levels must be a list of whole numbers"),
+        ({"splits": "test"}, "environment.options.splits must be a list of texts, not 'test'"),
+        ({"splits": ["unseen"]}, r"environment.options.splits must be some of \['train', 'test'\], not \['unseen'\]"),
+        ({"columns": "question"}, "environment.options.columns must be a table, not 'question'"),
+        ({"path": 3}, "environment.options.path must be text, not 3"),
+        ({"max_turns": 2.5}, "environment.options.max_turns must be a whole number, not 2.5"),
+        ({"seed": "x"}, "environment.options.seed must be a whole number, not 'x'"),
+        ({"require_box": "no"}, "environment.options.require_box must be true or false, not 'no'"),
+        ({"tool_seconds": float("inf")}, "environment.options.tool_seconds must be a number, not inf"),
     ],
 )
 def test_bad_options_are_refused_when_they_are_read(options: dict[str, object], complaint: str) -> None:

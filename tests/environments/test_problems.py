@@ -188,6 +188,9 @@ def test_parquet_is_read_too(tmp_path: Path) -> None:
     [
         ('{"question": "a"}\n', {}, r"file train, row 1: no column 'answer'; it has question. Set environment.options.columns"),
         ('{"question": "a", "answer": ""}\n', {}, "row 1: no answer in it"),
+        ('{"question": "a", "answer": null}\n', {}, "row 1: no answer in it"),
+        ('{"question": null, "answer": "1"}\n', {}, "row 1: no question in it"),
+        ('{"question": "a", "answer": "1", "hard": "very"}\n', {"level": "hard"}, "row 1: the level 'very' is no number"),
         ("{question\n", {}, r"f.jsonl, line 1 is not JSON"),
         ("[1]\n", {}, "line 1 is not a JSON object"),
         ('{"question": "a", "answer": "1"}\n', {"anwser": "b"}, "columns has no 'anwser'; it has question, answer"),
@@ -198,6 +201,18 @@ def test_bad_rows_and_mappings_name_the_place(tmp_path: Path, content: str, colu
     (tmp_path / "f.jsonl").write_text(content)
     with pytest.raises(ValueError, match=complaint):
         tasks("train", 1, source="file", path=str(tmp_path / "f.jsonl"), columns=columns)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "latin.jsonl").write_bytes('\n{"question": "é", "answer": "1"}\n'.encode("latin-1"))
+    (tmp_path / "text.parquet").write_text("no Parquet")
+    for name, complaint in (
+        ("latin.jsonl", "latin.jsonl, line 2 is not UTF-8"),
+        ("text.parquet", "text.parquet could not be read as Parquet"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            tasks("train", 1, source="file", path=str(tmp_path / name))
 
 
 def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
@@ -259,6 +274,12 @@ def test_any_hub_set_is_read_by_a_mapping(hub: dict[tuple[str, str | None, str],
     hub["me/mine", "hard", "train"] = FakeTable([{"q": f"Q{n}", "a": n} for n in range(40)])
     found = tasks("train", 5, source="hub", hub="me/mine", hub_config="hard", columns={"question": "q", "answer": "a"})
     assert found[0].id.startswith("mine/") and found[0].payload["question"] == f"Q{found[0].payload['answer']}"
+
+
+def test_a_formula_of_a_hub_set_may_join_columns(hub: dict[tuple[str, str | None, str], FakeTable]) -> None:
+    hub["me/sums", None, "train"] = FakeTable({"question": f"Q{n}", "answer": n + 1, "a": n, "b": 1, "c": 0} for n in range(30))
+    (task, *_) = tasks("train", 1, source="hub", hub="me/sums", columns={"formula": "{a} + {b}"})
+    assert task.payload["formula"] == f"{int(task.payload['answer']) - 1} + 1"
 
 
 def test_a_set_that_cannot_be_read_is_named(hub: dict[tuple[str, str | None, str], FakeTable]) -> None:

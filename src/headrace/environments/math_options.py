@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -43,18 +44,29 @@ class MathOptions:
     slip: float = 0.05
 
     def __post_init__(self) -> None:
-        from headrace.environments.math_problems import LEVELS, SOURCES
+        from headrace.environments.math_problems import LEVELS, OWN_SPLITS, SOURCES
 
+        self._check_types()
         _one_of("source", self.source, SOURCES)
         _one_of("texts", self.texts, ("full", "terse"))
         _one_of("python", self.python, ("monty", "cpython"))
         if not self.levels or any(level not in LEVELS for level in self.levels):
             raise ValueError(f"environment.options.levels must be some of {list(LEVELS)}, not {list(self.levels)}")
-        for name in ("max_turns", "tool_seconds", "output_chars", "grading_seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"environment.options.{name} must be above 0, not {getattr(self, name)!r}")
+        if any(split not in OWN_SPLITS for split in self.splits or ()):
+            raise ValueError(f"environment.options.splits must be some of {list(OWN_SPLITS)}, not {list(self.splits or ())}")
+        for name in ("max_turns", "tool_seconds", "tool_memory_mb", "output_chars", "grading_seconds", "subset"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"environment.options.{name} must be above 0, not {value!r}")
         if not 0 <= self.slip < 1:
             raise ValueError(f"environment.options.slip is a probability below 1, not {self.slip!r}")
+
+    def _check_types(self) -> None:
+        """A configuration holds anything: a text where a list belongs would be taken letter by letter."""
+        for name, (wanted, fits) in _TYPES.items():
+            value = getattr(self, name)
+            if not fits(value) and not (value is None and name in _MAY_BE_NONE):
+                raise ValueError(f"environment.options.{name} must be {wanted}, not {value!r}")
 
     def tasks(self, split: str, count: int) -> list[Task]:
         from headrace.environments import math_problems
@@ -115,6 +127,34 @@ class MathOptions:
             return equivalent(one, other, seconds=self.grading_seconds)
         except (GradingError, MissingPackage):
             return False
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: object) -> bool:
+    return _whole(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _list_of(fits: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, Sequence) and not isinstance(value, str) and all(map(fits, value))
+
+
+_MAY_BE_NONE = ("hub_config", "splits", "subset", "tool_memory_mb")
+_TYPES: Mapping[str, tuple[str, Callable[[object], bool]]] = {
+    "levels": ("a list of whole numbers", _list_of(_whole)),
+    "columns": ("a table", lambda value: isinstance(value, Mapping)),
+    "require_box": ("true or false", lambda value: isinstance(value, bool)),
+    **dict.fromkeys(("splits", "sets"), ("a list of texts", _list_of(_text))),
+    **dict.fromkeys(("source", "path", "hub", "hub_config"), ("text", _text)),
+    **dict.fromkeys(("seed", "subset", "max_turns", "tool_memory_mb", "output_chars"), ("a whole number", _whole)),
+    **dict.fromkeys(("tool_seconds", "grading_seconds", "slip"), ("a number", _number)),
+}
 
 
 def _one_of(name: str, value: object, known: Sequence[str]) -> None:

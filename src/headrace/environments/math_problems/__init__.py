@@ -14,10 +14,13 @@ from headrace.environments.math_problems.generators import GENERATORS, LEVELS
 from headrace.environments.math_problems.problem import SPLITS, Problem, check_split
 from headrace.environments.math_problems.rows import Columns
 
-__all__ = ["GENERATORS", "LEVELS", "NAMED", "SINGLE_ANSWER", "SOURCES", "SPLITS", "Columns", "Problem", "ProblemSet", "tasks"]
+__all__ = ["GENERATORS", "LEVELS", "NAMED", "OWN_SPLITS", "SINGLE_ANSWER", "SOURCES", "SPLITS", "Columns", "Problem", "ProblemSet", "tasks"]
 
 SOURCES = ("offline", *GENERATORS, *NAMED, "hub", "file", "reasoning-gym")
 """``offline`` is all generators in turn; ``hub`` any Hugging Face set; ``file`` a local JSON Lines or Parquet file."""
+
+OWN_SPLITS = ("train", "test")
+"""The splits that data may come with; what else there is, is cut from its training split."""
 
 
 def tasks(

@@ -106,14 +106,17 @@ class ProblemSet:
             table: Any = library.load_dataset(self.hub, self.hub_config, split=split)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            raise ValueError(f"{self.name}: the Hugging Face set {self.hub!r} could not be read ({reason})") from error
+            raise ValueError(
+                f"{self.name}: the Hugging Face set {self.hub!r} could not be read ({reason}). "
+                "Without a network, give a local copy as environment.options.path."
+            ) from error
         needed = {place.split(".")[0] for place in self._places()} & set(table.column_names)
         return iter(table.select_columns(sorted(needed)))
 
     def _places(self) -> list[str]:
         columns = self.columns
-        joined = PLACE.findall(columns.question) or [columns.question]
-        return [*joined, *(place for place in (columns.answer, columns.worked, columns.formula, columns.level, columns.id) if place)]
+        joined = [PLACE.findall(text) or [text] for text in (columns.question, columns.worked, columns.formula) if text]
+        return [*(place for places in joined for place in places), *filter(None, (columns.answer, columns.level, columns.id))]
 
 
 _DAPO_BEFORE = (

@@ -58,15 +58,22 @@ def problem_of(row: Row, columns: Columns, where: str) -> Problem:
     answer = _plain(_find(row, columns.answer, where)) if columns.answer else extract_answer(worked or "")
     if not question or not answer:
         raise ValueError(f"{where}: no {'question' if not question else 'answer'} in it")
-    level = _find(row, columns.level, where) if columns.level else None
+    name = _find(row, columns.id, where) if columns.id else None
     return Problem(
         question,
         answer,
-        None if level is None else round(float(level)),
-        str(_find(row, columns.id, where)) if columns.id else None,
+        _level(_find(row, columns.level, where), where) if columns.level else None,
+        None if name is None else str(name),
         worked=worked,
         formula=_text(row, columns.formula, where) if columns.formula else None,
     )
+
+
+def _level(value: Any, where: str) -> int | None:
+    try:
+        return None if value is None else round(float(value))
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{where}: the level {value!r} is no number") from None
 
 
 def _text(row: Row, place: str, where: str) -> str:
@@ -87,7 +94,9 @@ def _find(row: Any, place: str, where: str) -> Any:
 
 
 def _plain(value: Any) -> str:
-    """Text of a cell: 145.0 is written 145."""
+    """Text of a cell: 145.0 is written 145, and an empty cell is no text."""
+    if value is None:
+        return ""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
     return value if isinstance(value, str) else str(value)
@@ -98,24 +107,37 @@ def read_file(path: Path) -> Iterator[Row]:
     if not path.is_file():
         raise ValueError(f"environment.options.path: there is no file {path}")
     if path.suffix == ".jsonl":
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield _parse_line(line, f"{path}, line {number}")
+        yield from _json_rows(path)
     elif path.suffix == ".parquet":
-        try:
-            parquet = importlib.import_module("pyarrow.parquet")
-        except ImportError:
-            raise MissingPackage("Reading Parquet needs the package pyarrow: install it with `pip install pyarrow`.") from None
-        for batch in parquet.ParquetFile(path).iter_batches(batch_size=4096):
-            yield from batch.to_pylist()
+        yield from _parquet_rows(path)
     else:
         raise ValueError(f"environment.options.path: {path} is neither .jsonl nor .parquet")
 
 
-def _parse_line(line: str, where: str) -> Row:
+def _json_rows(path: Path) -> Iterator[Row]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield _parse_line(line, f"{path}, line {number}")
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
     try:
-        row = json.loads(line)
+        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise MissingPackage("Reading Parquet needs the package pyarrow: install it with `pip install pyarrow`.") from None
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=4096):
+            yield from batch.to_pylist()
+    except (arrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path} could not be read as Parquet ({error})") from None
+
+
+def _parse_line(line: bytes, where: str) -> Row:
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise ValueError(f"{where} is not UTF-8") from None
     except ValueError as error:
         raise ValueError(f"{where} is not JSON ({error})") from None
     if not isinstance(row, dict):
