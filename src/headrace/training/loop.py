@@ -25,7 +25,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 
@@ -44,11 +43,11 @@ from headrace.training.checkpoints import Checkpoint
 from headrace.training.credit import Credit, credit
 from headrace.training.drift import DriftMemory
 from headrace.training.folds import RunState
+from headrace.training.heavy_work import WorkThread
 from headrace.training.learner import Learner, UpdateResult
 from headrace.training.meters import Meters
 from headrace.training.saved_policy import save_policy
 
-T = TypeVar("T")
 Weights = Mapping[str, torch.Tensor]
 
 
@@ -77,6 +76,7 @@ class Loop:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self._stop = asyncio.Event()
+        self._heavy = WorkThread("learner")
         self._values = _ValuesByTask(parts)
         self._sampler = UncertaintySampler(parts.config.seed)
         self._sampler.drawn = parts.state.next_dispatch // parts.recipe.group_size
@@ -94,6 +94,12 @@ class Loop:
 
     async def run(self, *, on_update: Callable[[int, int], Awaitable[object]] | None = None) -> bool:
         """True when all updates are done, False when ``stop()`` came first. Either way what is left can be resumed."""
+        try:
+            return await self._run(on_update)
+        finally:
+            self._heavy.close()
+
+    async def _run(self, on_update: Callable[[int, int], Awaitable[object]] | None) -> bool:
         parts = self.parts
         self._take_up()
         try:
@@ -139,7 +145,7 @@ class Loop:
 
         with parts.meters.time("training"):
             if not clock.is_simulated():
-                return await _in_thread(work)
+                return await self._heavy.run(work)
             done = work()
             await clock.charge(parts.costs.update + parts.costs.train_token * sum(t.context_tokens for t in batch))
             return done
@@ -248,22 +254,12 @@ class Loop:
             if clock.is_simulated():
                 self._write(point)
             else:
-                await _in_thread(lambda: self._write(point))
+                await self._heavy.run(lambda: self._write(point))
 
     def _write(self, point: Checkpoint) -> None:
         parts = self.parts
         checkpoints.save(parts.store.folder / "checkpoints", point, keep=parts.config.run.keep_checkpoints)
         save_policy(parts.learner.policy, parts.store.folder, point.updates)
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """``work()`` on a thread. Cancelled, it is still waited for: whoever goes on with the run must find nobody at work in it."""
-    future = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        await asyncio.wait((future,))
-        raise
 
 
 class _ValuesByTask:

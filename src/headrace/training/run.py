@@ -35,6 +35,7 @@ from headrace.training.checkpoints import Checkpoint
 from headrace.training.drift import DriftMemory
 from headrace.training.evaluation import EVALUATIONS_FILE, Evaluation
 from headrace.training.folds import RunState, fold
+from headrace.training.heavy_work import give_back_memory
 from headrace.training.initial_policy import initial_policy
 from headrace.training.jobs import measured_attempts, needs_own_loop, open_bench, prompt_values, run_config, set_threads
 from headrace.training.learner import Learner
@@ -142,6 +143,7 @@ class _Run:
                 loop = self._loop(store, checkpoint, bench, policy, tasks)
                 if checkpoint is None:
                     await loop.checkpoint()
+                give_back_memory()
                 interrupts.first = loop.stop
                 self.observer.phase(f"training with {self.recipe.name}", self.config.run.updates)
                 try:
