@@ -137,9 +137,11 @@ class Learner:
         metrics = update.meter.result()
         return UpdateResult(batch, metrics.steps, metrics.skipped_steps, metrics, time.perf_counter() - started)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain data from which ``load_state_dict`` continues to the bit; copies on the CPU."""
-        return {"optimizer": self._optimizer.state_dict(), "skipped_in_a_row": self._skipped_in_a_row}
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        """Tensors on the CPU and plain data from which ``load_state_dict`` continues to the bit. Without ``copy`` the next update
+        changes them: for whoever writes them down before it.
+        """
+        return {"optimizer": self._optimizer.state_dict(copy=copy), "skipped_in_a_row": self._skipped_in_a_row}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put back trained parameters (the policy's own included), optimizer and counters; ValueError for another policy's state."""

@@ -77,6 +77,7 @@ class Loop:
         self.parts = parts
         self._stop = asyncio.Event()
         self._heavy = WorkThread("learner")
+        self._kept: tuple[int, int] | None = None
         self._values = _ValuesByTask(parts)
         self._sampler = UncertaintySampler(parts.config.seed)
         self._sampler.drawn = parts.state.next_dispatch // parts.recipe.group_size
@@ -240,14 +241,18 @@ class Loop:
         return {dispatch.version for dispatch in state.in_flight.values()} | {state.version}
 
     async def checkpoint(self) -> None:
+        """Keep what the run is now, unless the last checkpoint holds just that. Nobody updates before it is written."""
         parts = self.parts
+        now = (parts.state.next_batch, parts.state.log_length)
+        if now == self._kept:
+            return
         with parts.meters.time("checkpoint"):
             pinned = self._pinned()
             point = Checkpoint(
                 updates=parts.state.next_batch,
                 version=parts.state.version,
                 log_position=parts.state.log_length,
-                learner=parts.learner.state_dict(),
+                learner=parts.learner.state_dict(copy=False),
                 drift=parts.drift.state_dict() if parts.drift is not None else None,
                 snapshots={version: weights for version, weights in parts.snapshots.items() if version in pinned},
             )
@@ -255,6 +260,7 @@ class Loop:
                 self._write(point)
             else:
                 await self._heavy.run(lambda: self._write(point))
+        self._kept = now
 
     def _write(self, point: Checkpoint) -> None:
         parts = self.parts

@@ -93,12 +93,12 @@ class Optimizer:
             if self._masters[name] is not parameter:
                 parameter.copy_(self._masters[name])
 
-    def state_dict(self) -> dict[str, Any]:
-        """Copies on the CPU: float32 masters by name, Adam's moments, the number of steps."""
+    def state_dict(self, *, copy: bool = True) -> dict[str, Any]:
+        """On the CPU: float32 masters by name, Adam's moments, the number of steps. Without ``copy`` the next step changes them."""
         return {
-            "parameters": {name: _copy(master) for name, master in self._masters.items()},
+            "parameters": {name: _on_cpu(master, copy) for name, master in self._masters.items()},
             "moments": {
-                name: {key: _copy(value) for key, value in self._adamw.state[master].items()}
+                name: {key: _on_cpu(value, copy) for key, value in self._adamw.state[master].items()}
                 for name, master in self._masters.items()
                 if master in self._adamw.state
             },
@@ -145,5 +145,5 @@ def _on_gradient(parameter: nn.Parameter, master: nn.Parameter) -> Any:
     return hooked.register_post_accumulate_grad_hook(move)
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
+def _on_cpu(tensor: Tensor, copy: bool) -> Tensor:
+    return tensor.detach().to("cpu", copy=copy)
