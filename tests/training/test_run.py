@@ -100,6 +100,19 @@ def test_learning_goes_on_to_the_bit_where_a_checkpoint_left_it(toy_config, tmp_
     assert used(tmp_path / "whole") == used(tmp_path / "parts")
 
 
+def test_a_checkpoint_that_would_say_the_same_is_not_written_again(toy_config, tmp_path, monkeypatch):
+    from headrace.training import checkpoints
+
+    written = []
+    save = checkpoints.save
+    monkeypatch.setattr(
+        checkpoints, "save", lambda folder, point, *, keep: (written.append(point.updates), save(folder, point, keep=keep))[1]
+    )
+    settings = {"run": {"updates": 4, "checkpoint_every": 2}, "rollout": {"max_staleness": 0}}
+    train(toy_config(**settings), out=tmp_path / "run")
+    assert written == [0, 2, 4]
+
+
 def test_events_after_the_restored_checkpoint_are_taken_back(toy_config, tmp_path):
     train(toy_config(run={"updates": 3, "checkpoint_every": 2}), out=tmp_path / "run")
     newest = tmp_path / "run" / "checkpoints" / "update-000003"
