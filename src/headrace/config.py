@@ -52,6 +52,13 @@ class LoraConfig(Section):
     dropout: Fraction = 0.0
     targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
 
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _targets_listed(cls, targets: Any) -> Any:
+        if isinstance(targets, str) and targets != "all-linear":  # one sentence, not one for each kind that it could be
+            raise ValueError(f'must be "all-linear" or a list of module names, as in ["{targets}"]')
+        return targets
+
 
 class PolicyConfig(Section):
     model: str = Field("tiny", min_length=1)
@@ -234,6 +241,9 @@ class Config(Section):
     def _combinations(self) -> Self:
         if self.policy.model == "tiny" and self.warmup is None:
             raise ValueError('policy.model = "tiny" needs a [warmup] section: an untrained tiny policy finds no reward')
+        adapted = self.policy.lora is not None and self.policy.model != "tiny"
+        if adapted and self.warmup is not None and self.warmup.optimizer == "muon":
+            raise ValueError('policy.lora needs warmup.optimizer = "adamw" here: Muon trains whole matrices of a new policy')
         if self.run.clock == "simulated" and self.engine.placement == "process":
             raise ValueError('run.clock = "simulated" needs engine.placement = "local": another process lives in real time')
         return self

@@ -235,6 +235,14 @@ def test_the_initial_policy_can_do_what_was_demonstrated(config):
     assert Policy.load(folder).describe().parameters < 50_000
 
 
+def test_with_lora_a_tiny_policy_is_warmed_as_a_whole(config):
+    """An adapter on random weights could learn next to nothing; and the probe has no pretrained policy to load."""
+    folder = made(config(policy={"lora": {"rank": 2}}))
+    report = json.loads((folder / "warmup.json").read_text())
+    assert report["reached_target"] is True
+    assert Policy.load(folder).lora is None
+
+
 def test_a_second_time_it_comes_from_the_cache(config, monkeypatch):
     folder = made(config())
     monkeypatch.setattr(initial, "_make", lambda *_: pytest.fail("made again"))

@@ -187,7 +187,8 @@ def _start(config: Config, material: _Material, folder: Path) -> Policy:
     if config.policy.model != TINY:
         return assemble.load_policy(config, config.policy.model)
     assert config.warmup is not None
-    return assemble.load_policy(config, make_tiny_policy(material.texts(), folder, _sizes(config), config.warmup.seed))
+    folder = make_tiny_policy(material.texts(), folder, _sizes(config), config.warmup.seed)
+    return assemble.load_policy(config, folder, lora=False)  # random weights learn as a whole; adapters come after
 
 
 def _warm(config: Config, material: _Material, policy: Policy, observer: Observer) -> WarmupReport:
