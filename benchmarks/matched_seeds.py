@@ -25,6 +25,7 @@ from statistics import fmean, stdev
 
 from headrace.config import Config, load
 from headrace.curves import curve_summary
+from headrace.errors import UserError
 from headrace.records.metrics import read_metrics
 from headrace.training.run import train
 
@@ -49,7 +50,9 @@ class Result:
 
 def configuration(path: Path, overrides: Sequence[str], recipe: str, rate: float, seed: int) -> Config:
     given = load(path, overrides)
-    split = next(split for split in given.evaluation.splits if split in HELD_OUT)
+    split = next((split for split in given.evaluation.splits if split in HELD_OUT), None)
+    if split is None or not given.evaluation.attempts:
+        raise UserError(f"{path}: success is compared on a held-out split: evaluation.splits must name test or unseen, with attempts")
     fixed = [f"recipe={recipe}", f"learner.learning_rate={rate}", f"seed={seed}", f'evaluation.splits=["{split}"]']
     return load(path, [*overrides, *fixed, f"run.checkpoint_every={max(1, given.run.updates)}"])
 
@@ -57,6 +60,8 @@ def configuration(path: Path, overrides: Sequence[str], recipe: str, rate: float
 def measure(config: Config) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         result = train(config, out=Path(folder) / "run")
+        if result.interrupted:
+            raise SystemExit(130)
         rewards = [row.reward for row in read_metrics(Path(folder) / "run")]
     summary = curve_summary(rewards, config.environment.name)
     held_out = next(row for row in result.evaluations if row.split in HELD_OUT and row.update == config.run.updates)
@@ -115,6 +120,8 @@ def main() -> None:
     if arguments.seeds < 2:
         parser.error("a standard deviation needs at least 2 seeds")
     print("| recipe | learning rate | seed | " + " | ".join(FIGURES) + " |\n| --- | --- | --- | --- | --- | --- |")
+    for recipe, rate in itertools.product(arguments.recipes, arguments.rates):
+        configuration(arguments.config, arguments.set, recipe, rate, 0)  # refused now rather than after hours
     rates = {recipe: best_rate(arguments, recipe) for recipe in arguments.recipes}
     runs: dict[str, list[Result]] = {recipe: [] for recipe in arguments.recipes}
     for seed in range(arguments.seeds):
@@ -127,4 +134,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        raise SystemExit(f"matched_seeds.py: {error}") from None

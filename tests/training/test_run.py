@@ -220,6 +220,24 @@ def test_offline_values_are_measured_once_and_shared_by_matched_runs(toy_config,
     assert len(list((tmp_path / "cache" / "values").iterdir())) == 2
 
 
+def test_offline_values_are_measured_again_when_a_task_changes_under_its_id(toy_config, tmp_path):
+    """A gold that is corrected in a file of problems, say: the id stays, for it names the question."""
+    (tmp_path / "world.py").write_text(
+        "from dataclasses import replace\n"
+        "from pathlib import Path\n"
+        "from fakes.toy_world import toy\n"
+        "def world(**options):\n"
+        "    built, gold = toy(**options), Path(__file__).with_name('gold').read_text()\n"
+        "    def tasks(split, count):\n"
+        "        return [replace(task, payload={**task.payload, 'gold': gold}) for task in built.tasks(split, count)]\n"
+        "    return replace(built, tasks=tasks)\n"
+    )
+    for number, gold in enumerate(("1", "2"), 1):
+        (tmp_path / "gold").write_text(gold)
+        measure_values(toy_config(environment={"name": f"{tmp_path / 'world.py'}:world"}))
+        assert len(list((tmp_path / "cache" / "values").iterdir())) == number
+
+
 def test_an_evaluation_with_fixed_seeds_gives_the_same_figures_twice(toy_config, tmp_path):
     config = toy_config(environment={"options": {"turns": 1}})
     train(config, out=tmp_path / "run")

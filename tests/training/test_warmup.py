@@ -320,6 +320,13 @@ def test_a_world_that_cannot_demonstrate_is_refused_in_one_sentence(config):
         made(config(environment={"name": "alfworld", "options": {}}))
 
 
+def test_tasks_without_a_single_demonstration_are_refused_in_one_sentence(config, tmp_path):
+    path = tmp_path / "sums.jsonl"
+    path.write_text("".join(f'{{"question": "Compute {n} + 1.", "answer": "{n + 1}"}}\n' for n in range(60)))
+    with pytest.raises(UserError, match=r"no scripted demonstration for any of the \d+ tasks of its split 'warmup'"):
+        made(config(environment={"name": "math", "options": {"source": "file", "path": str(path)}}))
+
+
 def test_demonstrations_longer_than_the_context_are_refused_in_one_sentence(config):
     with pytest.raises(UserError, match="context_limit = 3"):
         made(config(rollout={"context_limit": 3, "reply_tokens": 1}))

@@ -81,9 +81,16 @@ def _material(config: Config) -> _Material:
     conversations = [
         tuple(Turn(seen, said) for seen, said in world.demonstrate(task, section.seed)) for task in tasks[: section.demonstrations]
     ]
+    told = tuple(turns for turns in conversations if turns)
+    if not told:
+        raise UserError(
+            f"environment {config.environment.name!r} has no scripted demonstration for any of the {len(conversations)} tasks of its split "
+            "'warmup', so it cannot warm-start a policy (problems from data need a worked solution or a formula, see docs/worlds.md): "
+            "remove [warmup] and name a trained model in policy.model"
+        )
     return _Material(
         world=world,
-        conversations=tuple(turns for turns in conversations if turns),
+        conversations=told,
         probe_tasks=tuple(tasks[section.demonstrations :]),
         system=environment.system,
         tools=tuple(environment.tools),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -122,7 +123,8 @@ async def prompt_values(
     facts = {
         "policy": weights_hash(policy.weights()),
         "environment": env.model_dump(mode="json"),
-        "tasks": [task.id for task in tasks],
+        "tasks": [[task.id, json.dumps(dict(task.payload), sort_keys=True, default=str)] for task in tasks],  # a gold may be corrected
+        "chat": [config.policy.history, config.policy.template_arguments],
         "rollouts": section.rollouts,
         "seed": section.seed,
         "context_limit": config.rollout.context_limit,
