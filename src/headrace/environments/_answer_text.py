@@ -146,7 +146,9 @@ _TEXT_TAIL = re.compile(
     r"\s*(?:\^\s*\{?(?P<power>[23])\}?)?\s*",
     re.DOTALL,
 )
-_NO_UNIT = re.compile(r"(?:and|or|to|of|plus|minus|times(?=\s)|over|mod|by|if|for|when|where|at|in(?=\s))\b|.*\d", re.IGNORECASE | re.DOTALL)
+_NO_UNIT = re.compile(
+    r"(?:and|or|to|of|plus|minus|times(?=\s)|over|mod|by|if|for|when|where|at|in(?=\s))\b|.*\d", re.IGNORECASE | re.DOTALL
+)
 _BARE_UNIT = re.compile(r"(?:[A-Za-z][A-Za-z.'-]*)(?:\s*[ /-]\s*[A-Za-z.'-]+)*")
 _PERCENT = re.compile(r"%|percent(?:age)?(?: points?)?|pct\.?|\\text\s*\{\s*(?:%|percent)\s*\}", re.IGNORECASE)
 
