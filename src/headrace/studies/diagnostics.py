@@ -192,7 +192,7 @@ COLLECTION = (
         "Actions the world did not understand",
         "share of actions",
         (Line("unmatched", _unmatched_share),),
-        "Actions outside the world's grammar; nothing happens on them.",
+        "Actions that are no command, call or answer; the world says so, and nothing else happens.",
         "Good: falling towards 0.",
         zero=True,
     ),

@@ -50,7 +50,9 @@ class ReplayReport:
         return not self.mismatches
 
     def __str__(self) -> str:
-        found = f"{len(self.mismatches)} do not match" if self.mismatches else "all match bit for bit"
+        found = (
+            f"{len(self.mismatches)} do not match" if self.mismatches else "all match bit for bit" if self.values else "nothing to compare"
+        )
         text = (
             f"{self.folder}: {self.events} events ({self.restored} taken back by restores); "
             f"recomputed {self.values} frozen values and {self.advantages} advantages in {self.batches} batches: {found}"
