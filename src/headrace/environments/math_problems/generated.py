@@ -75,7 +75,7 @@ def reasoning_gym(names: Sequence[str], split: str, count: int, seed: int) -> li
     try:
         library = importlib.import_module("reasoning_gym")
     except ImportError:
-        raise MissingPackage("The source reasoning-gym needs the package: install it with `pip install 'headrace[reasoning-gym]'`.") from None
+        raise MissingPackage("The source reasoning-gym needs its package: `pip install 'headrace[reasoning-gym]'`.") from None
     size = -(-count // len(names)) * _TRIES_PER_PROBLEM
     supplies = [_distinct(_from_set(library.create_dataset(name, seed=seed, size=size)), split) for name in names]
     tasks: list[Task] = []
