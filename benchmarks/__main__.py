@@ -21,13 +21,14 @@ COMMANDS: dict[str, list[str]] = {
     "objectives": ["objectives.py", "--threads", "1", "--repeats", "3"],
     "memory": ["memory.py"],
     "whole_step": ["whole_step.py"],
+    "overlap": ["overlap.py", "--seconds", "10"],
+    "engine_smollm2_bfloat16": ["engine.py", "--smollm2", "--dtype", "bfloat16"],
 }
 NAMED_ONLY: dict[str, list[str]] = {
     "off_policy": ["off_policy.py"],
     "matched_seeds": ["matched_seeds.py"],
-    "overlap": ["overlap.py"],
     "engine_smollm2": ["engine.py", "--smollm2"],
-    "engine_smollm2_bfloat16": ["engine.py", "--smollm2", "--dtype", "bfloat16"],
+    "overlap_smollm2": ["overlap.py", "--smollm2", "--dtype", "bfloat16", "--seconds", "15", "--repeats", "2"],
     "whole_step_smollm2": ["whole_step.py", "--smollm2"],
     "whole_step_smollm2_bfloat16": ["whole_step.py", "--smollm2", "--dtype", "bfloat16"],
 }
