@@ -28,36 +28,21 @@ import random
 import statistics
 import time
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from spread import Spread
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from headrace.rollout.cpu_linear import linear
-from headrace.rollout.engine import Request
+from headrace.rollout.engine import Engine, Request
 from headrace.rollout.local_engine import LocalEngine
 
 PROMPT, OBSERVATION, REPLY = 200, 40, 7
 DECODE_CONTEXT, DECODE_STEPS = 400, 24
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Of repeated measurements."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: list[float]) -> Spread:
-        return cls(statistics.median(values), min(values), max(values))
-
-    def show(self, digits: int = 0) -> str:
-        return f"{self.median:,.{digits}f} ({self.low:,.{digits}f}-{self.high:,.{digits}f})"
 
 
 @dataclass(frozen=True)
@@ -191,41 +176,42 @@ def conversations(model: PreTrainedModel, episodes: int, turns: int, repeats: in
     )
 
 
-def ragged(model: PreTrainedModel, concurrency: int, repeats: int) -> tuple[Spread, float]:
-    """Sampled tokens per CPU second, and the mean final context."""
-    vocabulary = model.config.vocab_size
-    engine = engine_for(model, concurrency, 900)
-    lengths: list[int] = []
-
-    async def converse(dispatch: int) -> int:
-        rng, sampled = random.Random(dispatch), 0
-        context = words(rng, rng.randint(60, 120), vocabulary)
+async def ragged_conversation(engine: Engine, vocabulary: int, dispatch: int, sampled: list[int]) -> int:
+    """The context's length at the end; ``sampled[0]`` grows with every reply."""
+    rng = random.Random(dispatch)
+    context = words(rng, rng.randint(60, 120), vocabulary)
+    try:
         for turn in range(rng.choice([6, 8, 10, 30])):
             done = await engine.generate(Request(dispatch, turn, tuple(context), 0, rng.randint(4, 7), dispatch))
-            sampled += len(done.token_ids)
+            sampled[0] += len(done.token_ids)
             context += [*done.token_ids, *words(rng, rng.randint(5, 20), vocabulary)]
+    finally:
         await engine.end(dispatch)
-        lengths.append(len(context))
-        return sampled
+    return len(context)
 
-    async def main() -> int:
-        waiting = iter(range(3 * concurrency))
-        total = 0
 
-        async def work() -> None:
-            nonlocal total
-            for dispatch in waiting:
-                sampled = await converse(dispatch)  # before the sum is read: others add to it meanwhile
-                total += sampled
+async def ragged_conversations(
+    engine: Engine, vocabulary: int, dispatches: Iterator[int], concurrency: int, sampled: list[int]
+) -> list[int]:
+    """``ragged_conversation`` for all of ``dispatches``, so many at once; their lengths."""
+    lengths: list[int] = []
 
-        await all_of([work() for _ in range(concurrency)])
-        return total
+    async def work() -> None:
+        for dispatch in dispatches:
+            lengths.append(await ragged_conversation(engine, vocabulary, dispatch, sampled))
 
-    speeds = []
+    await all_of([work() for _ in range(concurrency)])
+    return lengths
+
+
+def ragged(model: PreTrainedModel, concurrency: int, repeats: int) -> tuple[Spread, float]:
+    """Sampled tokens per CPU second, and the mean final context."""
+    engine = engine_for(model, concurrency, 900)
+    speeds, lengths = [], []
     for _ in range(repeats + 1):
-        began = time.process_time()
-        tokens = asyncio.run(main())
-        speeds.append(tokens / (time.process_time() - began))
+        sampled, began = [0], time.process_time()
+        lengths = asyncio.run(ragged_conversations(engine, model.config.vocab_size, iter(range(3 * concurrency)), concurrency, sampled))
+        speeds.append(sampled[0] / (time.process_time() - began))
     return Spread.of(speeds[1:]), statistics.mean(lengths)
 
 

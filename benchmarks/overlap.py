@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import random
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine import Spread, smollm2, tiny_policy, words
+from engine import ragged_conversation, ragged_conversations, smollm2, tiny_policy
 from learner import attempts
+from spread import Spread
 
 from headrace.algorithms import recipe
-from headrace.rollout.engine import Engine, Request
+from headrace.rollout.engine import Engine
 from headrace.rollout.local_engine import LocalEngine
 from headrace.rollout.process_engine import ProcessEngine
 from headrace.training.credit import credit
@@ -56,33 +56,13 @@ class Sides:
     concurrency: int
 
 
-async def converse(sides: Sides, dispatch: int, counted: list[int]) -> None:
-    rng = random.Random(dispatch)
-    context = words(rng, rng.randint(60, 120), sides.vocabulary)
-    try:
-        for turn in range(rng.choice([6, 8, 10, 30])):
-            done = await sides.engine.generate(Request(dispatch, turn, tuple(context), 0, rng.randint(4, 7), dispatch))
-            counted[0] += len(done.token_ids)
-            context += [*done.token_ids, *words(rng, rng.randint(5, 20), sides.vocabulary)]
-    finally:
-        await sides.engine.end(dispatch)
-
-
-async def generating(sides: Sides, numbers: Iterator[int], counted: list[int]) -> None:
-    async def work() -> None:
-        for dispatch in numbers:
-            await converse(sides, dispatch, counted)
-
-    await asyncio.gather(*(work() for _ in range(sides.concurrency)))
-
-
-async def learning(sides: Sides, until: float) -> Rates:
-    """Updates until ``until``; the rate is over the time that they took."""
+async def learning(sides: Sides, until: float) -> float:
+    """Tokens per second over the updates until ``until``."""
     tokens, began = 0, time.monotonic()
     while time.monotonic() < until:
         await asyncio.to_thread(update, sides)
         tokens += sum(attempt.context_tokens for attempt in sides.batch)
-    return Rates(0.0, tokens / (time.monotonic() - began))
+    return tokens / (time.monotonic() - began)
 
 
 def update(sides: Sides) -> None:
@@ -91,13 +71,14 @@ def update(sides: Sides) -> None:
 
 async def rates(sides: Sides, numbers: Iterator[int], seconds: float, *, generate: bool, learn: bool) -> Rates:
     counted = [0]
-    task = asyncio.create_task(generating(sides, numbers, counted)) if generate else None
+    talks = ragged_conversations(sides.engine, sides.vocabulary, numbers, sides.concurrency, counted) if generate else None
+    task = asyncio.create_task(talks) if talks is not None else None
     if task is not None:
         await asyncio.sleep(min(3.0, seconds / 3))  # until all conversations are under way
     began, before = time.monotonic(), counted[0]
     trained = 0.0
     if learn:
-        trained = (await learning(sides, began + seconds)).trained
+        trained = await learning(sides, began + seconds)
     else:
         await asyncio.sleep(seconds)
     sampled = (counted[0] - before) / (time.monotonic() - began) if task is not None else 0.0
@@ -113,7 +94,7 @@ async def measure(apart: Sides, together: Sides, seconds: float, repeats: int) -
     numbers = iter(range(10**9))
     update(apart)
     for sides in (apart, together):
-        await converse(sides, next(numbers), [0])
+        await ragged_conversation(sides.engine, sides.vocabulary, next(numbers), [0])
     for _ in range(repeats):
         found["engine alone"].append(await rates(apart, numbers, seconds, generate=True, learn=False))
         found["learner alone"].append(await rates(apart, numbers, seconds, generate=False, learn=True))

@@ -34,10 +34,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from spread import Spread
 from whole_step_sides import GROUP, SIDES, WORLD, Measured, Setting, run_side
 
 WARM_STARTS: dict[bool, dict[str, Any]] = {
@@ -52,20 +53,6 @@ WARM_STARTS: dict[bool, dict[str, Any]] = {
 }
 REPLY_TOKENS = 80
 """The limit; a right reply has 60 and its end."""
-
-
-@dataclass(frozen=True)
-class Spread:
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        return cls(statistics.median(values), min(values), max(values))
-
-    def show(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
 
 
 def warm_start(smollm2: bool) -> Path:
@@ -124,8 +111,8 @@ def show(sides: Sequence[str], found: Mapping[str, Sequence[Measured]]) -> None:
         runs = found[side]
         memory = (statistics.median(getattr(run, name) for run in runs) for name in ("imports", "loaded", "peak"))
         columns = (
-            Spread.of([run.samples_per_cpu_second for run in runs]).show(),
-            Spread.of([run.samples_per_second for run in runs]).show(),
+            Spread.of([run.samples_per_cpu_second for run in runs]).show(2),
+            Spread.of([run.samples_per_second for run in runs]).show(2),
             ", ".join(f"{value:,.0f}" for value in memory),
             f"{statistics.mean(run.context_tokens for run in runs):.1f}, {statistics.mean(run.reply_tokens for run in runs):.1f} sampled",
             f"{statistics.mean(run.reward for run in runs):.2f}",
@@ -153,7 +140,7 @@ def show_ratios(sides: Sequence[str], found: Mapping[str, Sequence[Measured]]) -
     for ours in (side for side in sides if not side.startswith("trl")):
         for theirs in (side for side in sides if side.startswith("trl")):
             columns = compared(found[ours], found[theirs])
-            line((f"{ours} / {theirs}", *(column.show() for column in columns.values())))
+            line((f"{ours} / {theirs}", *(column.show(2) for column in columns.values())))
             ratios[f"{ours} / {theirs}"] = {name: asdict(column) for name, column in columns.items()}
     return ratios
 

@@ -49,13 +49,15 @@ class ReplayReport:
     def ok(self) -> bool:
         return not self.mismatches
 
+    def _verdict(self) -> str:
+        if self.mismatches:
+            return f"{len(self.mismatches)} do not match"
+        return "all match bit for bit" if self.values else "nothing to compare"
+
     def __str__(self) -> str:
-        found = (
-            f"{len(self.mismatches)} do not match" if self.mismatches else "all match bit for bit" if self.values else "nothing to compare"
-        )
         text = (
             f"{self.folder}: {self.events} events ({self.restored} taken back by restores); "
-            f"recomputed {self.values} frozen values and {self.advantages} advantages in {self.batches} batches: {found}"
+            f"recomputed {self.values} frozen values and {self.advantages} advantages in {self.batches} batches: {self._verdict()}"
         )
         if self.unfinished:
             text += f"; the last {self.unfinished} consumptions are of a batch that was not logged to its end, and were not compared"
